@@ -1,0 +1,5 @@
+//! What is read: one file per driver.
+
+pub mod generate;
+pub mod modbus;
+pub mod mqtt;

@@ -1,0 +1,478 @@
+//! Typed column builders that a driver fills row by row and the gateway closes into batches.
+//!
+//! Values go straight into reused Arrow builders: no row object, no allocation per value. A value
+//! that failed is null, with a reason; NaN is turned to null with reason `nan` here, at the one
+//! place that every reading passes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, BinaryBuilder, BooleanBuilder, Float32Builder, Float64Builder, Int8Builder,
+    Int16Builder, Int32Builder, Int64Builder, StringBuilder, TimestampMicrosecondBuilder,
+    UInt8Builder, UInt16Builder, UInt32Builder, UInt64Builder,
+};
+use arrow_schema::{DataType, TimeUnit};
+use tokio::time::Instant;
+
+use crate::point::Point;
+
+/// How far a row or a value can be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Quality {
+    /// All values were read and are in range.
+    Good,
+    /// Some values are missing or doubtful.
+    Uncertain,
+    /// No value could be read.
+    Bad,
+}
+
+impl Quality {
+    /// The word in the `quality` column.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Uncertain => "uncertain",
+            Self::Bad => "bad",
+        }
+    }
+}
+
+/// Why a value is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Modbus exception 01.
+    IllegalFunction,
+    /// Modbus exception 02.
+    IllegalAddress,
+    /// Modbus exception 03.
+    IllegalValue,
+    /// Modbus exception 04.
+    DeviceFailure,
+    /// Modbus exceptions 05 and 06: wait and try again.
+    Busy,
+    /// Modbus exception 08.
+    MemoryParity,
+    /// Modbus exception 0A.
+    GatewayPath,
+    /// Modbus exception 0B.
+    GatewayTarget,
+    /// Any other Modbus exception, by its code.
+    Exception(u8),
+    /// No answer before the deadline.
+    Timeout,
+    /// There was no connection.
+    LinkDown,
+    /// An answer that cannot be right.
+    BadReply,
+    /// The device sent NaN or infinity.
+    NotANumber,
+    /// The value does not fit the declared type or range.
+    OutOfRange,
+    /// The message has no such field.
+    Missing,
+    /// The field is of another type.
+    WrongType,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self {
+            Self::IllegalFunction => "illegal_function",
+            Self::IllegalAddress => "illegal_address",
+            Self::IllegalValue => "illegal_value",
+            Self::DeviceFailure => "device_failure",
+            Self::Busy => "busy",
+            Self::MemoryParity => "memory_parity",
+            Self::GatewayPath => "gateway_path",
+            Self::GatewayTarget => "gateway_target",
+            Self::Exception(code) => return write!(f, "exception_{code:02x}"),
+            Self::Timeout => "timeout",
+            Self::LinkDown => "link_down",
+            Self::BadReply => "bad_reply",
+            Self::NotANumber => "nan",
+            Self::OutOfRange => "out_of_range",
+            Self::Missing => "missing",
+            Self::WrongType => "wrong_type",
+        };
+        f.write_str(word)
+    }
+}
+
+enum Column {
+    Bool(BooleanBuilder),
+    I8(Int8Builder),
+    I16(Int16Builder),
+    I32(Int32Builder),
+    I64(Int64Builder),
+    U8(UInt8Builder),
+    U16(UInt16Builder),
+    U32(UInt32Builder),
+    U64(UInt64Builder),
+    F32(Float32Builder),
+    F64(Float64Builder),
+    Text(StringBuilder),
+    Bytes(BinaryBuilder),
+    Time(TimestampMicrosecondBuilder),
+}
+
+macro_rules! each_column {
+    ($column:expr, $b:ident => $body:expr) => {
+        match $column {
+            Column::Bool($b) => $body,
+            Column::I8($b) => $body,
+            Column::I16($b) => $body,
+            Column::I32($b) => $body,
+            Column::I64($b) => $body,
+            Column::U8($b) => $body,
+            Column::U16($b) => $body,
+            Column::U32($b) => $body,
+            Column::U64($b) => $body,
+            Column::F32($b) => $body,
+            Column::F64($b) => $body,
+            Column::Text($b) => $body,
+            Column::Bytes($b) => $body,
+            Column::Time($b) => $body,
+        }
+    };
+}
+
+impl Column {
+    fn new(data_type: &DataType) -> Self {
+        match data_type {
+            DataType::Boolean => Self::Bool(BooleanBuilder::new()),
+            DataType::Int8 => Self::I8(Int8Builder::new()),
+            DataType::Int16 => Self::I16(Int16Builder::new()),
+            DataType::Int32 => Self::I32(Int32Builder::new()),
+            DataType::Int64 => Self::I64(Int64Builder::new()),
+            DataType::UInt8 => Self::U8(UInt8Builder::new()),
+            DataType::UInt16 => Self::U16(UInt16Builder::new()),
+            DataType::UInt32 => Self::U32(UInt32Builder::new()),
+            DataType::UInt64 => Self::U64(UInt64Builder::new()),
+            DataType::Float32 => Self::F32(Float32Builder::new()),
+            DataType::Float64 => Self::F64(Float64Builder::new()),
+            DataType::Utf8 => Self::Text(StringBuilder::new()),
+            DataType::Binary => Self::Bytes(BinaryBuilder::new()),
+            DataType::Timestamp(TimeUnit::Microsecond, tz) => Self::Time(
+                TimestampMicrosecondBuilder::new()
+                    .with_data_type(DataType::Timestamp(TimeUnit::Microsecond, tz.clone())),
+            ),
+            other => unreachable!("no driver declares a column of type {other}"),
+        }
+    }
+}
+
+/// One value for one column. The variant must be the column's declared type.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value<'a> {
+    /// `Boolean`.
+    Bool(bool),
+    /// `Int8`.
+    I8(i8),
+    /// `Int16`.
+    I16(i16),
+    /// `Int32`.
+    I32(i32),
+    /// `Int64`.
+    I64(i64),
+    /// `UInt8`.
+    U8(u8),
+    /// `UInt16`.
+    U16(u16),
+    /// `UInt32`.
+    U32(u32),
+    /// `UInt64`.
+    U64(u64),
+    /// `Float32`; NaN and infinities become null with reason `nan`.
+    F32(f32),
+    /// `Float64`; NaN and infinities become null with reason `nan`.
+    F64(f64),
+    /// `Utf8`.
+    Text(&'a str),
+    /// `Binary`.
+    Bytes(&'a [u8]),
+    /// `Timestamp(Microsecond)`: microseconds since 1970 UTC.
+    Time(i64),
+}
+
+/// Whole rows taken out of a [`TableBuilder`]: one array per point, all of one length.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    /// One array per point, in the order of [`TableBuilder::points`].
+    pub columns: Vec<ArrayRef>,
+    /// When each row's answer arrived.
+    pub arrived: Vec<Instant>,
+    /// The source's own time of each row, in microseconds since 1970 UTC, where it has one.
+    pub times: Vec<Option<i64>>,
+    /// Each row's quality.
+    pub qualities: Vec<Quality>,
+    /// With point quality: per point that is not metadata, its quality and its reason as `Utf8`.
+    pub point_qualities: Vec<(ArrayRef, ArrayRef)>,
+}
+
+impl Rows {
+    /// The number of rows.
+    pub fn len(&self) -> usize {
+        self.arrived.len()
+    }
+
+    /// True without any row.
+    pub fn is_empty(&self) -> bool {
+        self.arrived.is_empty()
+    }
+}
+
+struct OpenRow {
+    time: Option<i64>,
+    good: usize,
+    failed: usize,
+}
+
+/// Column builders for the rows of one source. One row is open at a time: [`TableBuilder::begin`],
+/// then each point at most once in any order, then [`TableBuilder::end`].
+pub struct TableBuilder {
+    points: Arc<[Point]>,
+    columns: Vec<Column>,
+    point_qualities: Option<Vec<(StringBuilder, StringBuilder)>>,
+    arrived: Vec<Instant>,
+    times: Vec<Option<i64>>,
+    qualities: Vec<Quality>,
+    open: Option<OpenRow>,
+}
+
+impl fmt::Debug for TableBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TableBuilder")
+            .field("points", &self.points.len())
+            .field("rows", &self.qualities.len())
+            .field("open", &self.open.is_some())
+            .finish()
+    }
+}
+
+impl TableBuilder {
+    /// Makes empty builders for `points`; with `point_quality`, each value's quality is kept too.
+    pub fn new(points: &[Point], point_quality: bool) -> Self {
+        Self {
+            points: points.into(),
+            columns: points.iter().map(|p| Column::new(&p.data_type)).collect(),
+            point_qualities: point_quality.then(|| {
+                points.iter().map(|_| (StringBuilder::new(), StringBuilder::new())).collect()
+            }),
+            arrived: Vec::new(),
+            times: Vec::new(),
+            qualities: Vec::new(),
+            open: None,
+        }
+    }
+
+    /// The columns, in order.
+    pub fn points(&self) -> &[Point] {
+        &self.points
+    }
+
+    /// The number of whole rows.
+    pub fn len(&self) -> usize {
+        self.qualities.len()
+    }
+
+    /// True without a whole row.
+    pub fn is_empty(&self) -> bool {
+        self.qualities.is_empty()
+    }
+
+    /// True between [`TableBuilder::begin`] and [`TableBuilder::end`]: a cancelled read goes on
+    /// with the open row.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Opens a row.
+    ///
+    /// # Panics
+    /// When a row is open already: a bug of the driver.
+    pub fn begin(&mut self) {
+        assert!(self.open.is_none(), "the row before is still open");
+        self.open = Some(OpenRow { time: None, good: 0, failed: 0 });
+    }
+
+    /// Sets the source's own time of the open row, in microseconds since 1970 UTC.
+    pub fn time(&mut self, micros: i64) {
+        self.row().time = Some(micros);
+    }
+
+    /// Appends a value to column `point` of the open row.
+    ///
+    /// # Panics
+    /// When the value's type is not the declared one, or the point was set before in this row.
+    pub fn value(&mut self, point: usize, value: Value<'_>) {
+        self.check(point);
+        match (&mut self.columns[point], value) {
+            (Column::F32(_), Value::F32(v)) if !v.is_finite() => {
+                return self.fail(point, Reason::NotANumber);
+            }
+            (Column::F64(_), Value::F64(v)) if !v.is_finite() => {
+                return self.fail(point, Reason::NotANumber);
+            }
+            (Column::Bool(b), Value::Bool(v)) => b.append_value(v),
+            (Column::I8(b), Value::I8(v)) => b.append_value(v),
+            (Column::I16(b), Value::I16(v)) => b.append_value(v),
+            (Column::I32(b), Value::I32(v)) => b.append_value(v),
+            (Column::I64(b), Value::I64(v)) => b.append_value(v),
+            (Column::U8(b), Value::U8(v)) => b.append_value(v),
+            (Column::U16(b), Value::U16(v)) => b.append_value(v),
+            (Column::U32(b), Value::U32(v)) => b.append_value(v),
+            (Column::U64(b), Value::U64(v)) => b.append_value(v),
+            (Column::F32(b), Value::F32(v)) => b.append_value(v),
+            (Column::F64(b), Value::F64(v)) => b.append_value(v),
+            (Column::Text(b), Value::Text(v)) => b.append_value(v),
+            (Column::Bytes(b), Value::Bytes(v)) => b.append_value(v),
+            (Column::Time(b), Value::Time(v)) => b.append_value(v),
+            (_, value) => panic!("{value:?} is not of the type of {:?}", self.points[point]),
+        }
+        if !self.points[point].metadata {
+            self.row().good += 1;
+        }
+        if let Some(qualities) = &mut self.point_qualities {
+            qualities[point].0.append_value(Quality::Good.name());
+            qualities[point].1.append_null();
+        }
+    }
+
+    /// Appends null to column `point` of the open row, and why.
+    pub fn fail(&mut self, point: usize, reason: Reason) {
+        self.check(point);
+        each_column!(&mut self.columns[point], b => b.append_null());
+        if !self.points[point].metadata {
+            self.row().failed += 1;
+        }
+        if let Some(qualities) = &mut self.point_qualities {
+            qualities[point].0.append_value(Quality::Bad.name());
+            qualities[point].1.append_value(reason.to_string());
+        }
+    }
+
+    /// Closes the open row with the instant at which its (last) answer arrived. Points that were
+    /// not set are null with reason `missing`. The row is bad where no point is good, uncertain
+    /// where some failed.
+    ///
+    /// # Panics
+    /// When no row is open: a bug of the driver.
+    pub fn end(&mut self, arrived: Instant) {
+        let rows = self.qualities.len();
+        for point in 0..self.points.len() {
+            if self.column_len(point) == rows {
+                self.fail(point, Reason::Missing);
+            }
+        }
+        let Some(row) = self.open.take() else { panic!("no row is open") };
+        self.qualities.push(match (row.good, row.failed) {
+            (_, 0) => Quality::Good,
+            (0, _) => Quality::Bad,
+            _ => Quality::Uncertain,
+        });
+        self.times.push(row.time);
+        self.arrived.push(arrived);
+    }
+
+    /// Takes all whole rows and leaves empty builders.
+    ///
+    /// # Panics
+    /// When a row is open: close it first.
+    pub fn finish(&mut self) -> Rows {
+        assert!(self.open.is_none(), "a row is still open");
+        let columns = self
+            .columns
+            .iter_mut()
+            .map(|c| each_column!(c, b => Arc::new(b.finish()) as ArrayRef))
+            .collect();
+        let point_qualities = match &mut self.point_qualities {
+            None => Vec::new(),
+            Some(builders) => builders
+                .iter_mut()
+                .zip(self.points.iter())
+                .map(|((q, r), p)| {
+                    (p.metadata, (Arc::new(q.finish()) as ArrayRef, Arc::new(r.finish()) as ArrayRef))
+                })
+                .filter_map(|(metadata, pair)| (!metadata).then_some(pair))
+                .collect(),
+        };
+        Rows {
+            columns,
+            arrived: std::mem::take(&mut self.arrived),
+            times: std::mem::take(&mut self.times),
+            qualities: std::mem::take(&mut self.qualities),
+            point_qualities,
+        }
+    }
+
+    fn row(&mut self) -> &mut OpenRow {
+        match &mut self.open {
+            Some(row) => row,
+            None => panic!("no row is open"),
+        }
+    }
+
+    fn column_len(&self, point: usize) -> usize {
+        use arrow::array::ArrayBuilder;
+        each_column!(&self.columns[point], b => b.len())
+    }
+
+    fn check(&self, point: usize) {
+        assert!(self.open.is_some(), "no row is open");
+        assert_eq!(
+            self.column_len(point),
+            self.qualities.len(),
+            "{} was set before in this row",
+            self.points[point].name
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Array, AsArray};
+
+    use super::*;
+
+    fn points() -> Vec<Point> {
+        vec![
+            Point::new("u", DataType::Float64),
+            Point::new("n", DataType::Int32),
+            Point::metadata("topic", DataType::Utf8),
+        ]
+    }
+
+    #[test]
+    fn a_row_is_as_good_as_its_points() {
+        let mut table = TableBuilder::new(&points(), true);
+        for (u, n) in [(Some(1.0), Some(1)), (Some(f64::NAN), Some(2)), (None, None)] {
+            table.begin();
+            table.value(2, Value::Text("t"));
+            if let Some(u) = u {
+                table.value(0, Value::F64(u));
+            }
+            if let Some(n) = n {
+                table.value(1, Value::I32(n));
+            }
+            table.end(Instant::now());
+        }
+        let rows = table.finish();
+        assert_eq!(rows.qualities, [Quality::Good, Quality::Uncertain, Quality::Bad]);
+        assert_eq!(rows.columns[0].null_count(), 2);
+        assert_eq!(rows.point_qualities.len(), 2);
+        let reasons = rows.point_qualities[0].1.as_string::<i32>();
+        assert_eq!(reasons.iter().collect::<Vec<_>>(), [None, Some("nan"), Some("missing")]);
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "set before")]
+    fn a_point_is_set_once_a_row() {
+        let mut table = TableBuilder::new(&points(), false);
+        table.begin();
+        table.value(1, Value::I32(1));
+        table.value(1, Value::I32(2));
+    }
+}
