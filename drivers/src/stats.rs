@@ -84,6 +84,7 @@ pub struct Stats {
     counters: Vec<AtomicU64>,
     state: AtomicU64,
     last_error: Mutex<Option<String>>,
+    notes: Mutex<Vec<String>>,
 }
 
 impl Default for Stats {
@@ -92,6 +93,7 @@ impl Default for Stats {
             counters: Counter::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             state: AtomicU64::new(0),
             last_error: Mutex::new(None),
+            notes: Mutex::new(Vec::new()),
         }
     }
 }
@@ -129,6 +131,16 @@ impl Stats {
     /// Remembers an error in words; `None` clears it.
     pub fn set_error(&self, error: Option<String>) {
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+    }
+
+    /// Replaces what the driver has learnt of the far side, such as holes in a register map.
+    pub fn set_notes(&self, notes: Vec<String>) {
+        *self.notes.lock().unwrap_or_else(PoisonError::into_inner) = notes;
+    }
+
+    /// What the driver has learnt of the far side.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The last error in words.
