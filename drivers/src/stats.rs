@@ -44,6 +44,8 @@ counters! {
     BadReplies = "bad_replies",
     /// Polls that were still running when the next one was due; the missed cycles are skipped.
     Overruns = "overruns",
+    /// Polls in which nothing was read because there was no connection.
+    CyclesWithoutLink = "cycles_without_link",
     /// Times the connection was made.
     Connects = "connects",
     /// Times the connection was lost or could not be made.
@@ -93,7 +95,7 @@ impl Default for Stats {
             counters: Counter::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             state: AtomicU64::new(0),
             last_error: Mutex::new(None),
-            notes: Mutex::new(Vec::new()),
+            notes: Mutex::default(),
         }
     }
 }
@@ -133,18 +135,19 @@ impl Stats {
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }
 
-    /// Replaces what the driver has learnt of the far side, such as holes in a register map.
+    /// The last error in words.
+    pub fn last_error(&self) -> Option<String> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces what the driver has learnt about the far side, in words, such as the registers
+    /// that it refuses to read.
     pub fn set_notes(&self, notes: Vec<String>) {
         *self.notes.lock().unwrap_or_else(PoisonError::into_inner) = notes;
     }
 
-    /// What the driver has learnt of the far side.
+    /// What the driver has learnt about the far side.
     pub fn notes(&self) -> Vec<String> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The last error in words.
-    pub fn last_error(&self) -> Option<String> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
