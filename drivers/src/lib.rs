@@ -7,6 +7,7 @@
 
 pub mod north;
 pub mod point;
+pub mod sim;
 pub mod south;
 pub mod types;
 
