@@ -9,8 +9,6 @@ use tidegate_drivers::types::{Bytes, Name, Span};
 
 use crate::{Device, Link, SinkSection, StreamSection, StreamTest};
 
-pub use crate::table::Table;
-
 /// A Tidegate configuration.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
