@@ -5,6 +5,7 @@
 //! store, no configuration document and no wall clock: it stamps what it reads with monotonic
 //! instants, and the gateway turns those into times.
 
+pub mod modbus;
 pub mod north;
 pub mod point;
 pub mod south;
@@ -12,6 +13,10 @@ pub mod types;
 
 #[cfg(feature = "io")]
 pub mod border;
+#[cfg(feature = "io")]
+pub mod bus;
+#[cfg(feature = "io")]
+pub mod decode;
 #[cfg(feature = "io")]
 pub mod stats;
 #[cfg(feature = "io")]

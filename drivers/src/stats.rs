@@ -44,6 +44,8 @@ counters! {
     BadReplies = "bad_replies",
     /// Polls that were still running when the next one was due; the missed cycles are skipped.
     Overruns = "overruns",
+    /// Polls in which nothing was read because there was no connection.
+    CyclesWithoutLink = "cycles_without_link",
     /// Times the connection was made.
     Connects = "connects",
     /// Times the connection was lost or could not be made.
@@ -84,6 +86,7 @@ pub struct Stats {
     counters: Vec<AtomicU64>,
     state: AtomicU64,
     last_error: Mutex<Option<String>>,
+    notes: Mutex<Vec<String>>,
 }
 
 impl Default for Stats {
@@ -92,6 +95,7 @@ impl Default for Stats {
             counters: Counter::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             state: AtomicU64::new(0),
             last_error: Mutex::new(None),
+            notes: Mutex::default(),
         }
     }
 }
@@ -134,5 +138,16 @@ impl Stats {
     /// The last error in words.
     pub fn last_error(&self) -> Option<String> {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces what the driver has learnt about the far side, in words, such as the registers
+    /// that it refuses to read.
+    pub fn set_notes(&self, notes: Vec<String>) {
+        *self.notes.lock().unwrap_or_else(PoisonError::into_inner) = notes;
+    }
+
+    /// What the driver has learnt about the far side.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
