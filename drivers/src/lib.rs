@@ -8,6 +8,7 @@
 pub mod modbus;
 pub mod north;
 pub mod point;
+pub mod sim;
 pub mod south;
 pub mod types;
 

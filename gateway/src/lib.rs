@@ -1,1 +1,4 @@
 //! Placeholder.
+
+pub mod broker;
+pub mod cable;
