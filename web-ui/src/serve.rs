@@ -230,3 +230,6 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Deadlined<T> {
         self.check(cx, poll)
     }
 }
+
+#[cfg(test)]
+mod tests;

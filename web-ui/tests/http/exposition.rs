@@ -33,8 +33,8 @@ fn parse(text: &str) -> BTreeMap<String, Family> {
                 !families.contains_key(name),
                 "{name}: samples must stand together"
             );
-            current = name.to_owned();
-            families.entry(current.clone()).or_default().help = help.to_owned();
+            name.clone_into(&mut current);
+            help.clone_into(&mut families.entry(current.clone()).or_default().help);
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').expect("TYPE needs a type");
             assert_eq!(name, current, "TYPE follows HELP of the same family");
@@ -43,7 +43,7 @@ fn parse(text: &str) -> BTreeMap<String, Family> {
                 family.samples.is_empty() && family.kind.is_empty(),
                 "{name}: TYPE comes once"
             );
-            family.kind = kind.to_owned();
+            kind.clone_into(&mut family.kind);
         } else {
             let (name, labels, value) = sample(line);
             assert_eq!(name, current, "a sample belongs to the family above it");
