@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Event time, windows, SQL and the durable store of Tidegate.
+
+pub mod store;
