@@ -6,6 +6,7 @@
 
 pub mod encode;
 pub mod sql;
+pub mod store;
 pub mod stream;
 pub mod watermark;
 pub mod window;
