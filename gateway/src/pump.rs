@@ -95,7 +95,9 @@ impl Pump {
             if count > 0 {
                 cursor = rows[count - 1].position;
                 self.store.delivered(&self.name, cursor);
-                self.counts.delivered.fetch_add(count as u64, Ordering::Relaxed);
+                self.counts
+                    .delivered
+                    .fetch_add(count as u64, Ordering::Relaxed);
                 backoff.reset();
                 refusals = 0;
             }
@@ -106,8 +108,12 @@ impl Pump {
                     let row = &rows[count];
                     self.north.stats().set_error(Some(reason.clone()));
                     if refusals >= self.refusals_max {
-                        tracing::warn!(sink = &*self.name, position = row.position, reason,
-                            "record refused too often: set aside");
+                        tracing::warn!(
+                            sink = &*self.name,
+                            position = row.position,
+                            reason,
+                            "record refused too often: set aside"
+                        );
                         self.store.reject(&self.name, row.position, &reason);
                         cursor = row.position;
                         refusals = 0;

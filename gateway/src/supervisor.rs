@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -86,12 +86,18 @@ impl Health {
 
     /// Remembers an error in words.
     pub fn error(&self, text: impl Into<String>) {
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.into());
+        *self
+            .last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(text.into());
     }
 
     /// The last error in words; it stays after recovery.
     pub fn last_error(&self) -> Option<String> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -156,7 +162,13 @@ pub async fn supervise(
                 }
                 let pause = backoff.pause();
                 let pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-                tracing::error!(kind, name, error, pause_ms, "failed; it will be started again");
+                tracing::error!(
+                    kind,
+                    name,
+                    error,
+                    pause_ms,
+                    "failed; it will be started again"
+                );
                 health.error(error);
                 health.set(State::Waiting);
                 tokio::select! {

@@ -27,7 +27,12 @@ impl Store {
     /// A file that cannot be opened is moved aside and reported, never fatal.
     pub fn open(options: StoreOptions, layout: Layout) -> Result<(Store, Recovery), StoreError> {
         let _ = (options, layout);
-        Ok((Store { shared: Arc::new(()) }, Recovery::default()))
+        Ok((
+            Store {
+                shared: Arc::new(()),
+            },
+            Recovery::default(),
+        ))
     }
 
     /// The epoch of new records: part of every id.
