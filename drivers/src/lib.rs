@@ -6,6 +6,7 @@
 //! instants, and the gateway turns those into times.
 
 pub mod modbus;
+mod mqtt;
 pub mod north;
 pub mod point;
 pub mod sim;
@@ -18,6 +19,7 @@ pub mod border;
 pub mod bus;
 #[cfg(feature = "io")]
 pub mod decode;
+mod json;
 #[cfg(feature = "io")]
 pub mod stats;
 #[cfg(feature = "io")]
