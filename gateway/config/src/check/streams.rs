@@ -6,7 +6,6 @@ use super::{Checker, PlannedTable, Results, SqlPlanner, SqlProblem, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
-use crate::similar::nearest;
 use crate::{Route, StreamSection, Window};
 
 impl Checker<'_> {
@@ -82,8 +81,6 @@ impl Checker<'_> {
             }
             _ => return self.refers("table", "tables", table, path),
         };
-        let near = nearest(table.as_str(), []).is_some();
-        debug_assert!(!near, "the hint is better than a guess");
         self.say(Code::UnknownName, path, format!("there is no table `{table}`"), Some(&hint));
         false
     }
