@@ -19,6 +19,7 @@ pub mod border;
 pub mod bus;
 #[cfg(feature = "io")]
 pub mod decode;
+#[cfg(feature = "io")]
 mod json;
 #[cfg(feature = "io")]
 pub mod stats;

@@ -97,7 +97,9 @@ pub struct Web {
 
 impl Default for Web {
     fn default() -> Self {
-        Self { listen: default_listen() }
+        Self {
+            listen: default_listen(),
+        }
     }
 }
 

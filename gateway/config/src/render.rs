@@ -39,20 +39,32 @@ impl Problems {
                 place = format!("{place},line={line},col={column}");
             }
             let code = problem.code;
-            push(&mut out, format_args!("::{level} {place},title={code}::{}\n", message(&text)));
+            push(
+                &mut out,
+                format_args!("::{level} {place},title={code}::{}\n", message(&text)),
+            );
         }
         out
     }
 }
 
 fn human(problem: &Problem, out: &mut String) {
-    let Problem { code, message, line, column, .. } = problem;
+    let Problem {
+        code,
+        message,
+        line,
+        column,
+        ..
+    } = problem;
     let place = match (problem.file.as_str(), line) {
         ("", _) => String::new(),
         (file, 0) => format!("{file}: "),
         (file, _) => format!("{file}:{line}:{column}: "),
     };
-    push(out, format_args!("{place}{} {code}: {message}\n", word(problem.severity)));
+    push(
+        out,
+        format_args!("{place}{} {code}: {message}\n", word(problem.severity)),
+    );
     if let Some(source) = &problem.source_line {
         let gutter = line.to_string();
         let blank = " ".repeat(gutter.len());
@@ -64,7 +76,10 @@ fn human(problem: &Problem, out: &mut String) {
             // A tab stays a tab, so that the caret stands below its character.
             .map(|c| if c == '\t' { '\t' } else { ' ' })
             .collect();
-        push(out, format_args!(" {gutter} | {}\n {blank} | {caret}^\n", shown.trim_end()));
+        push(
+            out,
+            format_args!(" {gutter} | {}\n {blank} | {caret}^\n", shown.trim_end()),
+        );
     }
     if let Some(hint) = &problem.hint {
         push(out, format_args!("   = hint: {hint}\n"));
@@ -72,7 +87,8 @@ fn human(problem: &Problem, out: &mut String) {
 }
 
 fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.write_fmt(text).unwrap_or_else(|_| unreachable!("a String takes any text"));
+    out.write_fmt(text)
+        .unwrap_or_else(|_| unreachable!("a String takes any text"));
 }
 
 fn word(severity: Severity) -> &'static str {
@@ -84,7 +100,9 @@ fn word(severity: Severity) -> &'static str {
 
 /// Escapes the text of a workflow command.
 fn message(text: &str) -> String {
-    text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
+    text.replace('%', "%25")
+        .replace('\r', "%0D")
+        .replace('\n', "%0A")
 }
 
 /// Escapes a property of a workflow command, where commas and colons divide.

@@ -44,8 +44,16 @@ pub(crate) fn read<T: DeserializeOwned + JsonSchema>(
             Err(refusal) => refusal,
         };
         let path = refusal.path();
-        let refused = Refused { root, path: &path, sources, shape: &shape };
-        refused.describe(&refusal.kind).into_iter().for_each(|problem| problems.push(problem));
+        let refused = Refused {
+            root,
+            path: &path,
+            sources,
+            shape: &shape,
+        };
+        refused
+            .describe(&refusal.kind)
+            .into_iter()
+            .for_each(|problem| problems.push(problem));
         work_left = work_left.saturating_sub(size);
         let taken = match refusal.kind {
             Kind::Unknown { field, .. } => take_out_key(root, &path, &field),
@@ -68,7 +76,9 @@ fn count(node: &Node) -> usize {
 /// Takes a value out of the tree. False for the root, which cannot go.
 pub(crate) fn take_out(root: &mut Node, path: &Path, damaged: &mut Names) -> bool {
     note_damage(root, path, damaged);
-    let Some((last, parent)) = path.0.split_last() else { return false };
+    let Some((last, parent)) = path.0.split_last() else {
+        return false;
+    };
     match (node_mut(root, parent).map(|n| &mut n.value), last) {
         (Some(Value::Map(map)), Step::Key(key)) => {
             let before = map.entries.len();
@@ -98,38 +108,53 @@ fn take_out_key(root: &mut Node, path: &Path, key: &str) -> bool {
 
 /// Remembers which named item of which section lost something.
 fn note_damage(root: &mut Node, path: &Path, damaged: &mut Names) {
-    let [Step::Key(section), Step::Index(index), ..] = path.0.as_slice() else { return };
+    let [Step::Key(section), Step::Index(index), ..] = path.0.as_slice() else {
+        return;
+    };
     let sections = ["links", "devices", "streams", "sinks", "tests"];
-    let Some(section) = sections.into_iter().find(|s| s == section) else { return };
+    let Some(section) = sections.into_iter().find(|s| s == section) else {
+        return;
+    };
     let item = node_mut(root, &[Step::Key(section.to_owned()), Step::Index(*index)]);
-    let Some(Value::Map(item)) = item.map(|n| &n.value) else { return };
+    let Some(Value::Map(item)) = item.map(|n| &n.value) else {
+        return;
+    };
     let word = |key: &str| match item.get(key).map(|e| &e.node.value) {
         Some(Value::Scalar(scalar)) => Some(scalar.text.clone()),
         _ => None,
     };
     let name = word("name");
     if section == "devices" {
-        damaged.entry("tables").or_default().extend(word("table").or_else(|| name.clone()));
+        damaged
+            .entry("tables")
+            .or_default()
+            .extend(word("table").or_else(|| name.clone()));
     }
     damaged.entry(section).or_default().extend(name);
 }
 
 fn node<'a>(root: &'a Node, steps: &[Step]) -> Option<&'a Node> {
-    steps.iter().try_fold(root, |node, step| match (&node.value, step) {
-        (Value::Map(map), Step::Key(key)) => map.get(key).map(|e| &e.node),
-        (Value::List(items), Step::Index(index)) => items.get(*index),
-        _ => None,
-    })
+    steps
+        .iter()
+        .try_fold(root, |node, step| match (&node.value, step) {
+            (Value::Map(map), Step::Key(key)) => map.get(key).map(|e| &e.node),
+            (Value::List(items), Step::Index(index)) => items.get(*index),
+            _ => None,
+        })
 }
 
 fn node_mut<'a>(root: &'a mut Node, steps: &[Step]) -> Option<&'a mut Node> {
-    steps.iter().try_fold(root, |node, step| match (&mut node.value, step) {
-        (Value::Map(map), Step::Key(key)) => {
-            map.entries.iter_mut().find(|e| e.key == *key).map(|e| &mut e.node)
-        }
-        (Value::List(items), Step::Index(index)) => items.get_mut(*index),
-        _ => None,
-    })
+    steps
+        .iter()
+        .try_fold(root, |node, step| match (&mut node.value, step) {
+            (Value::Map(map), Step::Key(key)) => map
+                .entries
+                .iter_mut()
+                .find(|e| e.key == *key)
+                .map(|e| &mut e.node),
+            (Value::List(items), Step::Index(index)) => items.get_mut(*index),
+            _ => None,
+        })
 }
 
 /// A node that was refused, and all that is needed to say so.
@@ -142,7 +167,9 @@ struct Refused<'a> {
 
 impl Refused<'_> {
     fn describe(&self, kind: &Kind) -> Vec<Problem> {
-        let Some(node) = node(self.root, &self.path.0) else { return Vec::new() };
+        let Some(node) = node(self.root, &self.path.0) else {
+            return Vec::new();
+        };
         let one = |code, message: String, hint: Option<String>| {
             vec![self.problem(node.at, code, self.path, message, hint)]
         };
@@ -150,10 +177,18 @@ impl Refused<'_> {
             Kind::Known => Vec::new(),
             Kind::Missing(field) => self.missing(node, field),
             Kind::Unknown { field, known } => {
-                let at = map_of(node).and_then(|m| m.get(field)).map_or(node.at, |e| e.at);
+                let at = map_of(node)
+                    .and_then(|m| m.get(field))
+                    .map_or(node.at, |e| e.at);
                 let message = format!("there is no field `{field}` here");
                 let path = self.path.then(field.as_str());
-                vec![self.problem(at, Code::UnknownField, &path, message, suggest(field, known))]
+                vec![self.problem(
+                    at,
+                    Code::UnknownField,
+                    &path,
+                    message,
+                    suggest(field, known),
+                )]
             }
             Kind::Mismatch { found, expected } => {
                 let message = match found.as_str() {
@@ -162,12 +197,16 @@ impl Refused<'_> {
                 };
                 one(Code::WrongKind, message, respell(node, expected))
             }
-            Kind::Range { found, expected } => {
-                one(Code::BadValue, format!("expected {expected}, found {found}"), None)
-            }
+            Kind::Range { found, expected } => one(
+                Code::BadValue,
+                format!("expected {expected}, found {found}"),
+                None,
+            ),
             Kind::Choice { found, known } => {
                 let word = found.trim_matches('`');
-                let at = map_of(node).and_then(|m| m.entries.first()).map_or(node.at, |e| e.at);
+                let at = map_of(node)
+                    .and_then(|m| m.entries.first())
+                    .map_or(node.at, |e| e.at);
                 let message = format!("{found} is no choice for {}", self.last());
                 let hint = suggest(word, known);
                 vec![self.problem(at, Code::UnknownChoice, self.path, message, hint)]
@@ -192,7 +231,9 @@ impl Refused<'_> {
 
     /// All fields that a mapping lacks. serde names only the first.
     fn missing(&self, node: &Node, first: &str) -> Vec<Problem> {
-        let Some(map) = map_of(node) else { return Vec::new() };
+        let Some(map) = map_of(node) else {
+            return Vec::new();
+        };
         let mut fields = self.shape.required(self.path);
         if !fields.iter().any(|f| f == first) {
             fields.push(first.to_owned());
@@ -200,7 +241,10 @@ impl Refused<'_> {
         fields.retain(|field| map.get(field).is_none() && !map.dropped.contains(field));
         let describe = |field: String| {
             let path = self.path.then(field.as_str());
-            let hint = self.shape.description(&path).map(|text| format!("`{field}`: {text}"));
+            let hint = self
+                .shape
+                .description(&path)
+                .map(|text| format!("`{field}`: {text}"));
             let message = format!("`{field}` is missing");
             self.problem(node.at, Code::MissingField, &path, message, hint)
         };
@@ -220,7 +264,10 @@ impl Refused<'_> {
             Some(Value::Scalar(scalar)) => masked(scalar, message),
             _ => message,
         };
-        Problem { hint, ..problem_in(self.sources, at, code, path, message) }
+        Problem {
+            hint,
+            ..problem_in(self.sources, at, code, path, message)
+        }
     }
 }
 
@@ -242,16 +289,21 @@ fn map_of(node: &Node) -> Option<&Map> {
 
 /// How a value of the wrong kind is probably meant to be written.
 fn respell(node: &Node, expected: &str) -> Option<String> {
-    let Value::Scalar(scalar) = &node.value else { return None };
+    let Value::Scalar(scalar) = &node.value else {
+        return None;
+    };
     let text = scalar.written.as_deref().unwrap_or(&scalar.text);
-    let unquoted = Scalar { style: Style::Plain, ..scalar.clone() };
+    let unquoted = Scalar {
+        style: Style::Plain,
+        ..scalar.clone()
+    };
     match (scalar.meaning(), unquoted.meaning()) {
-        (Meaning::Unsigned(_), _) if expected.contains("duration") => {
-            Some(format!("write it with its unit, such as `{text}s` or `{text}ms`"))
-        }
-        (Meaning::Unsigned(_), _) if expected.contains("size") => {
-            Some(format!("write it with its unit, such as `{text}B` or `{text}MiB`"))
-        }
+        (Meaning::Unsigned(_), _) if expected.contains("duration") => Some(format!(
+            "write it with its unit, such as `{text}s` or `{text}ms`"
+        )),
+        (Meaning::Unsigned(_), _) if expected.contains("size") => Some(format!(
+            "write it with its unit, such as `{text}B` or `{text}MiB`"
+        )),
         (Meaning::Bool(_) | Meaning::Signed(_) | Meaning::Unsigned(_) | Meaning::Float(_), _)
             if expected.contains("text") || expected.contains("name") =>
         {
@@ -259,8 +311,11 @@ fn respell(node: &Node, expected: &str) -> Option<String> {
         }
         (Meaning::Text(word), _) if expected.contains("true") => {
             let word = word.to_ascii_lowercase();
-            matches!(word.as_str(), "yes" | "no" | "on" | "off" | "true" | "false")
-                .then(|| "write `true` or `false`, without quotes".to_owned())
+            matches!(
+                word.as_str(),
+                "yes" | "no" | "on" | "off" | "true" | "false"
+            )
+            .then(|| "write `true` or `false`, without quotes".to_owned())
         }
         (Meaning::Text(_), Meaning::Unsigned(_) | Meaning::Signed(_) | Meaning::Float(_))
             if expected.contains("number") =>

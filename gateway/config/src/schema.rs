@@ -1,7 +1,7 @@
 //! The published JSON schema, made from the types that parse.
 
-use schemars::generate::SchemaSettings;
 use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
 use crate::Document;
@@ -9,7 +9,9 @@ use crate::path::{Path, Step};
 
 /// The JSON schema (draft 2020-12) of a document, as pretty text with a line end.
 pub fn schema_json() -> String {
-    let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<Document>();
+    let schema = SchemaSettings::draft2020_12()
+        .into_generator()
+        .into_root_schema_for::<Document>();
     let mut text = serde_json::to_string_pretty(&schema)
         .unwrap_or_else(|_| unreachable!("a schema is plain data"));
     text.push('\n');
@@ -20,29 +22,47 @@ pub fn schema_json() -> String {
 pub(crate) struct Shape(Value);
 
 impl Shape {
-    pub fn of<T: JsonSchema>() -> Self {
+    pub(crate) fn of<T: JsonSchema>() -> Self {
         let settings = SchemaSettings::draft2020_12();
-        Self(settings.into_generator().into_root_schema_for::<T>().to_value())
+        Self(
+            settings
+                .into_generator()
+                .into_root_schema_for::<T>()
+                .to_value(),
+        )
     }
 
     /// The fields without a default of the mapping at `path`.
-    pub fn required(&self, path: &Path) -> Vec<String> {
-        let words = self.at(path).and_then(|schema| self.word(schema, "required"));
+    pub(crate) fn required(&self, path: &Path) -> Vec<String> {
+        let words = self
+            .at(path)
+            .and_then(|schema| self.word(schema, "required"));
         words
             .and_then(Value::as_array)
-            .map(|fields| fields.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+            .map(|fields| {
+                fields
+                    .iter()
+                    .filter_map(Value::as_str)
+                    .map(str::to_owned)
+                    .collect()
+            })
             .unwrap_or_default()
     }
 
     /// The sentence about the field at `path`.
-    pub fn description(&self, path: &Path) -> Option<&str> {
+    pub(crate) fn description(&self, path: &Path) -> Option<&str> {
         // A field's own sentence stands beside the reference to its type.
         let schema = self.at(path)?;
-        schema.get("description").or_else(|| self.word(schema, "description"))?.as_str()
+        schema
+            .get("description")
+            .or_else(|| self.word(schema, "description"))?
+            .as_str()
     }
 
     fn at(&self, path: &Path) -> Option<&Value> {
-        path.0.iter().try_fold(&self.0, |schema, step| self.step(schema, step))
+        path.0
+            .iter()
+            .try_fold(&self.0, |schema, step| self.step(schema, step))
     }
 
     fn step<'a>(&'a self, schema: &'a Value, step: &Step) -> Option<&'a Value> {
@@ -80,18 +100,26 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::path::path;
 
     #[test]
     fn the_shape_knows_what_is_required() {
         let shape = Shape::of::<Document>();
         assert_eq!(shape.required(&Path::default()), ["version", "gateway"]);
-        let modbus = path!["devices", 0, "driver", "modbus"];
+        let modbus = Path::default().join("devices[0].driver.modbus");
         assert_eq!(shape.required(&modbus), ["link", "points"]);
-        assert_eq!(shape.required(&modbus.join("points[2]")), ["name", "register", "address"]);
+        assert_eq!(
+            shape.required(&modbus.join("points[2]")),
+            ["name", "register", "address"]
+        );
         let description = shape.description(&modbus.then("link"));
-        assert!(description.is_some_and(|d| d.starts_with("The link")), "{description:?}");
-        let size = shape.description(&path!["streams", 0, "window", "tumbling", "size"]);
-        assert!(size.is_some_and(|d| d.starts_with("Length of each window")), "{size:?}");
+        assert!(
+            description.is_some_and(|d| d.starts_with("The link")),
+            "{description:?}"
+        );
+        let size = shape.description(&Path::default().join("streams[0].window.tumbling.size"));
+        assert!(
+            size.is_some_and(|d| d.starts_with("Length of each window")),
+            "{size:?}"
+        );
     }
 }

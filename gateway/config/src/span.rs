@@ -31,14 +31,20 @@ pub struct Position {
 impl Spans {
     /// The node at a path, where the document says something there.
     pub(crate) fn node(&self, path: &Path) -> Option<&Node> {
-        path.0.iter().try_fold(self.root.as_ref()?, |node, step| Some(child(node, step)?.0))
+        path.0
+            .iter()
+            .try_fold(self.root.as_ref()?, |node, step| Some(child(node, step)?.0))
     }
 
     /// Where the value at `path` was written; `None` for a default.
     pub fn position(&self, path: &Path) -> Option<Position> {
         let at = self.node(path)?.at;
         let file = self.sources.get(at.file)?.name.clone();
-        Some(Position { file, line: at.line, column: at.column })
+        Some(Position {
+            file,
+            line: at.line,
+            column: at.column,
+        })
     }
 
     /// The scalar at a path.
@@ -52,10 +58,14 @@ impl Spans {
     /// Where to point for `path`: the value, its key where it is a mapping, or where it is a
     /// default, the nearest mapping around.
     fn nearest(&self, path: &Path) -> At {
-        let Some(mut node) = self.root.as_ref() else { return At::default() };
+        let Some(mut node) = self.root.as_ref() else {
+            return At::default();
+        };
         let mut at = node.at;
         for step in &path.0 {
-            let Some((next, _)) = child(node, step) else { break };
+            let Some((next, _)) = child(node, step) else {
+                break;
+            };
             at = match (&next.value, step, &node.value) {
                 (Value::Map(_), Step::Key(key), Value::Map(map)) => {
                     map.get(key).map_or(next.at, |entry| entry.at)
@@ -72,7 +82,9 @@ impl Spans {
         let mut written = path.clone();
         let mut node = self.root.as_ref();
         for (step, shown) in path.0.iter().zip(&mut written.0) {
-            let Some((next, index)) = node.and_then(|node| child(node, step)) else { break };
+            let Some((next, index)) = node.and_then(|node| child(node, step)) else {
+                break;
+            };
             if let Some(index) = index {
                 *shown = Step::Index(index);
             }
@@ -109,7 +121,9 @@ impl Spans {
         path: &Path,
         message: impl Into<String>,
     ) -> Problem {
-        let at = self.inside(path, inside).unwrap_or_else(|| self.nearest(path));
+        let at = self
+            .inside(path, inside)
+            .unwrap_or_else(|| self.nearest(path));
         self.problem_at(at, code, path, message)
     }
 
@@ -117,21 +131,37 @@ impl Spans {
     /// blocks and for texts on one line; `None` where folding has lost the place.
     fn inside(&self, path: &Path, (line, column): (u32, u32)) -> Option<At> {
         let node = self.node(path)?;
-        let Value::Scalar(scalar) = &node.value else { return None };
+        let Value::Scalar(scalar) = &node.value else {
+            return None;
+        };
         let source = &self.sources.get(node.at.file)?.text;
         match scalar.style {
             Style::Literal => {
                 let index = usize::try_from(line).ok()?.checked_sub(1)?;
-                let wanted = scalar.written.as_ref().unwrap_or(&scalar.text).lines().nth(index)?;
+                let wanted = scalar
+                    .written
+                    .as_ref()
+                    .unwrap_or(&scalar.text)
+                    .lines()
+                    .nth(index)?;
                 let at_line = node.at.line + line;
-                let written = source.lines().nth(usize::try_from(at_line).ok()?.checked_sub(1)?)?;
+                let written = source
+                    .lines()
+                    .nth(usize::try_from(at_line).ok()?.checked_sub(1)?)?;
                 let indent = written.len().checked_sub(wanted.len())?;
                 let indent = u32::try_from(indent).ok()?;
-                Some(At { line: at_line, column: indent + column, ..node.at })
+                Some(At {
+                    line: at_line,
+                    column: indent + column,
+                    ..node.at
+                })
             }
             Style::Plain | Style::Quoted if line == 1 && !scalar.text.contains('\n') => {
                 let quote = u32::from(scalar.style == Style::Quoted);
-                Some(At { column: node.at.column + quote + column - 1, ..node.at })
+                Some(At {
+                    column: node.at.column + quote + column - 1,
+                    ..node.at
+                })
             }
             _ => None,
         }
@@ -147,7 +177,9 @@ pub(crate) fn problem_in(
     message: impl Into<String>,
 ) -> Problem {
     let source = sources.get(at.file);
-    let line = usize::try_from(at.line).ok().and_then(|line| line.checked_sub(1));
+    let line = usize::try_from(at.line)
+        .ok()
+        .and_then(|line| line.checked_sub(1));
     Problem {
         code,
         severity: code.severity(),

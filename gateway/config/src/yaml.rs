@@ -12,9 +12,9 @@ use granit_parser::{Event, Parser, ScalarStyle, options};
 use crate::code::Code;
 
 /// Bytes of one file, and of a folder's files together, at most.
-pub const BYTES_MAX: usize = 16 << 20;
+pub(crate) const BYTES_MAX: usize = 16 << 20;
 /// Values of one file at most: scalars, lists and mappings.
-pub const NODES_MAX: usize = 2_000_000;
+pub(crate) const NODES_MAX: usize = 2_000_000;
 /// Levels of nesting at most, of each style.
 const DEPTH_MAX: usize = 64;
 
@@ -106,7 +106,7 @@ pub(crate) struct Unread {
 }
 
 impl Map {
-    pub fn get(&self, key: &str) -> Option<&Entry> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.key == key)
     }
 }
@@ -114,7 +114,7 @@ impl Map {
 impl Scalar {
     /// Resolves the scalar by YAML's core schema; what was quoted is text. NaN and infinity are
     /// no numbers here: no setting means them.
-    pub fn meaning(&self) -> Meaning<'_> {
+    pub(crate) fn meaning(&self) -> Meaning<'_> {
         let text = self.text.as_str();
         if self.style != Style::Plain {
             return Meaning::Text(text);
@@ -131,8 +131,13 @@ impl Scalar {
 fn number(text: &str) -> Option<Meaning<'static>> {
     for (prefix, radix) in [("0x", 16), ("0o", 8)] {
         if let Some(digits) = text.strip_prefix(prefix) {
-            let digits = digits.chars().all(|c| c.is_digit(radix)).then_some(digits)?;
-            return u64::from_str_radix(digits, radix).ok().map(Meaning::Unsigned);
+            let digits = digits
+                .chars()
+                .all(|c| c.is_digit(radix))
+                .then_some(digits)?;
+            return u64::from_str_radix(digits, radix)
+                .ok()
+                .map(Meaning::Unsigned);
         }
     }
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
@@ -155,7 +160,7 @@ fn number(text: &str) -> Option<Meaning<'static>> {
 
 impl Node {
     /// True for nothing at all, `~` and `null`.
-    pub fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         matches!(&self.value, Value::Scalar(scalar) if scalar.meaning() == Meaning::Null)
     }
 }
@@ -166,13 +171,26 @@ pub(crate) fn parse(text: &str, file: usize, unread: &mut Vec<Unread>) -> Option
     if text.len() > BYTES_MAX {
         unread.push(Unread {
             code: Code::TooLarge,
-            at: At { file, line: 0, column: 0 },
-            message: format!("{} bytes are more than the {BYTES_MAX} that are read", text.len()),
+            at: At {
+                file,
+                line: 0,
+                column: 0,
+            },
+            message: format!(
+                "{} bytes are more than the {BYTES_MAX} that are read",
+                text.len()
+            ),
             hint: None,
         });
         return None;
     }
-    let mut builder = Builder { file, nodes: 0, documents: 0, frames: Vec::new(), root: None };
+    let mut builder = Builder {
+        file,
+        nodes: 0,
+        documents: 0,
+        frames: Vec::new(),
+        root: None,
+    };
     let settings = options! { flow_nesting_limit: DEPTH_MAX, block_nesting_limit: DEPTH_MAX };
     for step in Parser::new_from_str_with_options(text, settings) {
         let refused = match step {
@@ -190,15 +208,22 @@ pub(crate) fn parse(text: &str, file: usize, unread: &mut Vec<Unread>) -> Option
             return None;
         }
     }
-    let empty = || Node { at: builder.at(1, 0), value: Value::Map(Map::default()) };
-    Some(builder.root.filter(|root| !root.is_null()).unwrap_or_else(empty))
+    let empty = Node {
+        at: builder.at(1, 0),
+        value: Value::Map(Map::default()),
+    };
+    Some(builder.root.filter(|root| !root.is_null()).unwrap_or(empty))
 }
 
 /// A syntax error, with a hint where the line shows what the reason probably is.
 fn not_yaml(error: &granit_parser::ScanError, at: At, text: &str) -> Unread {
     use granit_parser::ErrorKind;
     let too_deep = matches!(error.kind(), ErrorKind::RecursionLimitExceeded);
-    let code = if too_deep { Code::TooLarge } else { Code::Syntax };
+    let code = if too_deep {
+        Code::TooLarge
+    } else {
+        Code::Syntax
+    };
     let line_index = usize::try_from(at.line).unwrap_or(0).saturating_sub(1);
     let mut near = text.lines().skip(line_index.saturating_sub(1)).take(2);
     let hint = if near.clone().any(|line| line.contains("${")) {
@@ -208,14 +233,27 @@ fn not_yaml(error: &granit_parser::ScanError, at: At, text: &str) -> Unread {
     } else {
         None
     };
-    Unread { code, at, message: format!("this is not YAML: {}", error.info()), hint }
+    Unread {
+        code,
+        at,
+        message: format!("this is not YAML: {}", error.info()),
+        hint,
+    }
 }
 
 /// A list or a mapping that is not finished. Of a key: its text, where it stands, and whether it is
 /// the first of its name.
 enum Frame {
-    List { at: At, items: Vec<Node> },
-    Map { at: At, map: Map, lines: HashMap<String, u32>, key: Option<(String, At, bool)> },
+    List {
+        at: At,
+        items: Vec<Node>,
+    },
+    Map {
+        at: At,
+        map: Map,
+        lines: HashMap<String, u32>,
+        key: Option<(String, At, bool)>,
+    },
 }
 
 struct Builder {
@@ -229,7 +267,11 @@ struct Builder {
 impl Builder {
     fn at(&self, line: usize, column: usize) -> At {
         let cap = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        At { file: self.file, line: cap(line), column: cap(column).saturating_add(1) }
+        At {
+            file: self.file,
+            line: cap(line),
+            column: cap(column).saturating_add(1),
+        }
     }
 
     fn take(&mut self, event: Event<'_>, at: At, unread: &mut Vec<Unread>) -> Result<(), Unread> {
@@ -242,30 +284,48 @@ impl Builder {
                     ScalarStyle::Literal => Style::Literal,
                     ScalarStyle::Folded => Style::Folded,
                 };
-                let scalar = Scalar { text: text.into_owned(), style, written: None };
+                let scalar = Scalar {
+                    text: text.into_owned(),
+                    style,
+                    written: None,
+                };
                 self.scalar(scalar, at, unread);
                 Ok(())
             }
             Event::SequenceStart(_, anchor, tag) => {
                 self.count(at, anchor, tag.is_some())?;
                 self.no_key(at)?;
-                self.frames.push(Frame::List { at, items: Vec::new() });
+                self.frames.push(Frame::List {
+                    at,
+                    items: Vec::new(),
+                });
                 Ok(())
             }
             Event::MappingStart(_, anchor, tag) => {
                 self.count(at, anchor, tag.is_some())?;
                 self.no_key(at)?;
                 let (map, lines) = (Map::default(), HashMap::new());
-                self.frames.push(Frame::Map { at, map, lines, key: None });
+                self.frames.push(Frame::Map {
+                    at,
+                    map,
+                    lines,
+                    key: None,
+                });
                 Ok(())
             }
             Event::SequenceEnd | Event::MappingEnd => {
                 match self.frames.pop() {
                     Some(Frame::List { at, items }) => {
-                        self.value(Node { at, value: Value::List(items) });
+                        self.value(Node {
+                            at,
+                            value: Value::List(items),
+                        });
                     }
                     Some(Frame::Map { at, map, .. }) => {
-                        self.value(Node { at, value: Value::Map(map) });
+                        self.value(Node {
+                            at,
+                            value: Value::Map(map),
+                        });
                     }
                     None => {}
                 }
@@ -317,8 +377,16 @@ impl Builder {
     }
 
     fn scalar(&mut self, scalar: Scalar, at: At, unread: &mut Vec<Unread>) {
-        let Some(Frame::Map { lines, key: key @ None, .. }) = self.frames.last_mut() else {
-            return self.value(Node { at, value: Value::Scalar(scalar) });
+        let Some(Frame::Map {
+            lines,
+            key: key @ None,
+            ..
+        }) = self.frames.last_mut()
+        else {
+            return self.value(Node {
+                at,
+                value: Value::Scalar(scalar),
+            });
         };
         let first_line = lines.get(&scalar.text).copied();
         if let Some(first) = first_line {
@@ -326,7 +394,9 @@ impl Builder {
                 code: Code::DuplicateKey,
                 at,
                 message: format!("`{}` stands here for the second time", scalar.text),
-                hint: Some(format!("the first one is on line {first}; remove one of them")),
+                hint: Some(format!(
+                    "the first one is on line {first}; remove one of them"
+                )),
             });
         } else {
             lines.insert(scalar.text.clone(), at.line);
@@ -338,7 +408,9 @@ impl Builder {
         match self.frames.last_mut() {
             Some(Frame::List { items, .. }) => items.push(node),
             Some(Frame::Map { map, key, .. }) => {
-                let Some((key, at, first)) = key.take() else { return };
+                let Some((key, at, first)) = key.take() else {
+                    return;
+                };
                 // The position of nothing at all is after the next line's start: name the key's.
                 if matches!(&node.value, Value::Scalar(s) if s.text.is_empty()) {
                     node.at = at;

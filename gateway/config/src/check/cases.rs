@@ -16,7 +16,9 @@ impl Checker<'_> {
                 continue;
             }
             let streams = &self.document.streams;
-            let Some(at) = streams.iter().position(|s| s.name == test.stream) else { continue };
+            let Some(at) = streams.iter().position(|s| s.name == test.stream) else {
+                continue;
+            };
             let stream = &streams[at];
             for (row_index, row) in test.input.iter().enumerate() {
                 self.row(stream, row, &path.then("input").then(row_index));
@@ -28,15 +30,25 @@ impl Checker<'_> {
     }
 
     fn row(&mut self, stream: &StreamSection, row: &TestRow, path: &Path) {
-        let Some(table) = self.table_of(stream, row, path) else { return };
-        let names: Vec<_> =
-            table.devices.iter().map(|d| &self.document.devices[*d].name).collect();
+        let Some(table) = self.table_of(stream, row, path) else {
+            return;
+        };
+        let names: Vec<_> = table
+            .devices
+            .iter()
+            .map(|d| &self.document.devices[*d].name)
+            .collect();
         match &row.device {
             Some(device) if !names.contains(&device) => {
                 let known: Vec<_> = names.iter().map(|n| n.as_str()).collect();
                 let message = format!("the table `{}` has no device `{device}`", table.name);
                 let hint = suggest(device.as_str(), &known);
-                self.say(Code::UnknownName, &path.then("device"), message, hint.as_deref());
+                self.say(
+                    Code::UnknownName,
+                    &path.then("device"),
+                    message,
+                    hint.as_deref(),
+                );
             }
             None if names.len() > 1 => {
                 let message = format!("the table `{}` has several devices", table.name);
@@ -58,7 +70,12 @@ impl Checker<'_> {
                 let known: Vec<_> = from.iter().map(crate::Name::as_str).collect();
                 let message = format!("the stream `{}` does not read `{name}`", stream.name);
                 let hint = suggest(name.as_str(), &known);
-                self.say(Code::UnknownName, &path.then("table"), message, hint.as_deref());
+                self.say(
+                    Code::UnknownName,
+                    &path.then("table"),
+                    message,
+                    hint.as_deref(),
+                );
                 return None;
             }
             (None, [only]) => only,
@@ -70,7 +87,10 @@ impl Checker<'_> {
             }
         };
         let sound = !self.is_damaged("tables", name);
-        self.tables.iter().find(|t| sound && t.name == name.as_str()).cloned()
+        self.tables
+            .iter()
+            .find(|t| sound && t.name == name.as_str())
+            .cloned()
     }
 
     fn value(&mut self, schema: &Schema, column: &str, value: &Scalar, path: &Path) {
@@ -82,7 +102,10 @@ impl Checker<'_> {
             return;
         };
         if !fits(field.data_type(), value) {
-            let message = format!("the column `{column}` takes {}", in_words(field.data_type()));
+            let message = format!(
+                "the column `{column}` takes {}",
+                in_words(field.data_type())
+            );
             self.say(Code::TestColumn, path, message, None);
         }
     }
@@ -90,7 +113,12 @@ impl Checker<'_> {
     fn expected(&mut self, test: &StreamTest, result: &Schema, path: &Path) {
         for (index, row) in test.expect.rows.iter().flatten().enumerate() {
             for (column, value) in row {
-                self.value(result, column, value, &path.then(index).then(column.as_str()));
+                self.value(
+                    result,
+                    column,
+                    value,
+                    &path.then(index).then(column.as_str()),
+                );
             }
         }
     }
@@ -103,7 +131,9 @@ fn fits(data_type: &DataType, value: &Scalar) -> bool {
         Scalar::Null => true,
         Scalar::Bool(_) => matches!(data_type, DataType::Boolean),
         Scalar::Int(_) | Scalar::UInt(_) => data_type.is_numeric(),
-        Scalar::Float(_) => data_type.is_floating() || matches!(data_type, DataType::Decimal128(..)),
+        Scalar::Float(_) => {
+            data_type.is_floating() || matches!(data_type, DataType::Decimal128(..))
+        }
         Scalar::Text(_) => !data_type.is_numeric() && !matches!(data_type, DataType::Boolean),
     }
 }

@@ -43,7 +43,11 @@ fn refused(driver: &DeviceDriver) -> Vec<Refused> {
         DeviceDriver::Generate(device) => device
             .problems()
             .into_iter()
-            .map(|(field, message, hint)| Refused { field, message, hint })
+            .map(|(field, message, hint)| Refused {
+                field,
+                message,
+                hint,
+            })
             .collect(),
     }
 }
@@ -61,7 +65,12 @@ impl Checker<'_> {
             }
             self.poll_groups(device, &driver);
             self.columns(device, &driver);
-            for Refused { field, message, hint } in refused(&device.driver) {
+            for Refused {
+                field,
+                message,
+                hint,
+            } in refused(&device.driver)
+            {
                 let path = driver.join(&field);
                 self.say(Code::DriverSetting, &path, message, hint.as_deref());
             }
@@ -70,13 +79,20 @@ impl Checker<'_> {
     }
 
     fn poll_groups(&mut self, device: &Device, driver: &Path) {
-        let DeviceDriver::Modbus(modbus) = &device.driver else { return };
+        let DeviceDriver::Modbus(modbus) = &device.driver else {
+            return;
+        };
         let path = driver.then("polls");
         match modbus.polls.len() {
             1 => {}
             0 => {
                 let hint = "leave `polls` out for one group that is read each second";
-                self.say(Code::PollGroups, &path, "there is no poll group", Some(hint));
+                self.say(
+                    Code::PollGroups,
+                    &path,
+                    "there is no poll group",
+                    Some(hint),
+                );
             }
             n => {
                 let message = format!("{n} poll groups: only one is possible for now");
@@ -90,7 +106,12 @@ impl Checker<'_> {
     fn columns(&mut self, device: &Device, driver: &Path) {
         let columns = device.driver.columns();
         let mut taken: BTreeSet<String> = RESERVED_COLUMNS.map(str::to_owned).into();
-        taken.extend(columns.iter().filter(|c| c.metadata).map(|c| c.name.clone()));
+        taken.extend(
+            columns
+                .iter()
+                .filter(|c| c.metadata)
+                .map(|c| c.name.clone()),
+        );
         if device.point_quality {
             for point in columns.iter().filter(|c| !c.metadata) {
                 taken.insert(format!("{}_quality", point.name));
@@ -115,11 +136,15 @@ impl Checker<'_> {
     /// Devices of one table have equal columns.
     fn shared_tables(&mut self) {
         for table in self.tables.clone() {
-            let [first, others @ ..] = table.devices.as_slice() else { continue };
+            let [first, others @ ..] = table.devices.as_slice() else {
+                continue;
+            };
             let first = &self.document.devices[*first];
             for index in others {
                 let device = &self.document.devices[*index];
-                let damaged = [first, device].iter().any(|d| self.is_damaged("devices", &d.name));
+                let damaged = [first, device]
+                    .iter()
+                    .any(|d| self.is_damaged("devices", &d.name));
                 let (a, b) = (first.schema(), device.schema());
                 if damaged || a == b {
                     continue;
@@ -147,7 +172,11 @@ impl Checker<'_> {
                     "`{}` and `{}` share the table `{}`, but their columns differ",
                     first.name, device.name, table.name
                 );
-                let field = if device.table.is_some() { "table" } else { "name" };
+                let field = if device.table.is_some() {
+                    "table"
+                } else {
+                    "name"
+                };
                 let path = path_of("devices").then(*index).then(field);
                 self.say(Code::TableColumns, &path, message, Some(&hint));
             }

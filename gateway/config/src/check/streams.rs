@@ -6,7 +6,6 @@ use super::{Checker, PlannedTable, Results, SqlPlanner, SqlProblem, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
-use crate::similar::nearest;
 use crate::{Route, StreamSection, Window};
 
 impl Checker<'_> {
@@ -35,7 +34,10 @@ impl Checker<'_> {
                 .tables
                 .iter()
                 .filter(|t| stream.from.iter().any(|name| name.as_str() == t.name))
-                .map(|t| PlannedTable { name: &t.name, schema: t.columns.clone() })
+                .map(|t| PlannedTable {
+                    name: &t.name,
+                    schema: t.columns.clone(),
+                })
                 .collect();
             match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
                 Ok(schema) => {
@@ -62,7 +64,12 @@ impl Checker<'_> {
             usable &= !self.is_damaged("tables", table);
             if !seen.insert(table) {
                 let message = format!("the table `{table}` stands twice in `from`");
-                self.say(Code::NameTwice, &path, message, Some("name each table once"));
+                self.say(
+                    Code::NameTwice,
+                    &path,
+                    message,
+                    Some("name each table once"),
+                );
             }
             usable &= self.reads(table, &path);
         }
@@ -75,16 +82,22 @@ impl Checker<'_> {
         let known = self.tables.iter().any(|t| t.name == table.as_str());
         let hint = match device {
             Some(device) if !known => {
-                format!("the device `{table}` puts its rows into the table `{}`", device.table_name())
+                format!(
+                    "the device `{table}` puts its rows into the table `{}`",
+                    device.table_name()
+                )
             }
             _ if !known && self.document.streams.iter().any(|s| s.name == *table) => {
                 "streams cannot read other streams yet".to_owned()
             }
             _ => return self.refers("table", "tables", table, path),
         };
-        let near = nearest(table.as_str(), []).is_some();
-        debug_assert!(!near, "the hint is better than a guess");
-        self.say(Code::UnknownName, path, format!("there is no table `{table}`"), Some(&hint));
+        self.say(
+            Code::UnknownName,
+            path,
+            format!("there is no table `{table}`"),
+            Some(&hint),
+        );
         false
     }
 
@@ -94,7 +107,12 @@ impl Checker<'_> {
             let path = path.then(index).then("sink");
             if !seen.insert(&route.sink) {
                 let message = format!("the sink `{}` stands twice", route.sink);
-                self.say(Code::NameTwice, &path, message, Some("each sink gets a result once"));
+                self.say(
+                    Code::NameTwice,
+                    &path,
+                    message,
+                    Some("each sink gets a result once"),
+                );
             }
             self.refers("sink", "sinks", &route.sink, &path);
         }
@@ -107,7 +125,12 @@ impl Checker<'_> {
         }
         if to.is_empty() {
             let hint = "name a sink, or leave `late` out: late rows are counted anyway";
-            self.say(Code::EmptyList, &path.then("to"), "`late` names no sink", Some(hint));
+            self.say(
+                Code::EmptyList,
+                &path.then("to"),
+                "`late` names no sink",
+                Some(hint),
+            );
         }
         if stream.window.is_none() {
             let message = format!("`{}` has no window, so no row is late", stream.name);
@@ -119,22 +142,41 @@ impl Checker<'_> {
         if stream.window.is_some() && stream.idle_after.duration().is_zero() {
             let hint = "write how long a source may be silent, such as `5s`";
             let message = "with 0s each source counts as silent at once";
-            self.say(Code::SpanRange, &path.then("idle_after"), message, Some(hint));
+            self.say(
+                Code::SpanRange,
+                &path.then("idle_after"),
+                message,
+                Some(hint),
+            );
         }
-        let Some(Window::Tumbling(tumbling)) = &stream.window else { return };
+        let Some(Window::Tumbling(tumbling)) = &stream.window else {
+            return;
+        };
         let path = path.then("window").then("tumbling");
         if tumbling.size.duration().is_zero() {
             let hint = "write the length of a window, such as `10s`";
-            self.say(Code::WindowShape, &path.then("size"), "a window of 0s holds nothing", Some(hint));
+            self.say(
+                Code::WindowShape,
+                &path.then("size"),
+                "a window of 0s holds nothing",
+                Some(hint),
+            );
         } else if tumbling.offset >= tumbling.size {
-            let message = format!("the offset {} is not less than {}", tumbling.offset, tumbling.size);
+            let message = format!(
+                "the offset {} is not less than {}",
+                tumbling.offset, tumbling.size
+            );
             let hint = "windows repeat after their size: a larger offset means a smaller one";
             self.say(Code::WindowShape, &path.then("offset"), message, Some(hint));
         }
     }
 
     fn sql(&mut self, path: &Path, problem: SqlProblem) {
-        let SqlProblem { message, position, hint } = problem;
+        let SqlProblem {
+            message,
+            position,
+            hint,
+        } = problem;
         let spans = &self.loaded.spans;
         let found = match position {
             Some(inside) => spans.problem_inside(inside, Code::Sql, path, message),
