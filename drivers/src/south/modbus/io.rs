@@ -114,7 +114,7 @@ impl ModbusSouth {
             Ok(Err(Gone)) => Err(self.gone()),
             Err(_) => {
                 self.missed(self.bus.stats().last_error());
-                self.plan_next(due);
+                self.due = Some(next_due(due, self.period, Instant::now()).0);
                 Ok(false)
             }
         }
