@@ -416,7 +416,7 @@ impl Builder<'_> {
                     password,
                 )?)
             }
-            DeviceDriver::Generate(generate) => Box::new(GenerateSouth::new(generate.clone())?),
+            DeviceDriver::Generate(generate) => Box::new(GenerateSouth::new(generate.clone())),
         })
     }
 
@@ -464,7 +464,7 @@ impl Builder<'_> {
                 let gateway = self.document.gateway.name.as_str();
                 Box::new(MqttNorth::new(mqtt.clone(), id, gateway, password)?)
             }
-            SinkDriver::File(file) => Box::new(FileNorth::new(file.clone())?),
+            SinkDriver::File(file) => Box::new(FileNorth::new(file.clone())),
             SinkDriver::Stdout(stdout) => Box::new(StdoutNorth::new(stdout.clone())),
         })
     }

@@ -23,8 +23,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::{Broker, Cable};
+use crate::broker::Broker;
 use crate::build::{Running, Surroundings, start};
+use crate::cable::Cable;
 use crate::cli::FAILURE;
 use crate::cli::check::fail;
 use crate::cli::run::{Doors, runtimes};
@@ -177,7 +178,7 @@ async fn play(
         .shutdown(document.gateway.shutdown_grace.duration())
         .await?;
     doors.close().await;
-    cable.stop().await;
+    drop(cable);
     broker.stop().await;
     screen.ledger(ledger);
     Ok(ledger)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tidegate_config::Window;
+use tidegate_config::{Severity, Window};
 use tidegate_drivers::south::modbus::Bus;
 use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::Counts;
@@ -209,7 +209,11 @@ pub fn warnings(problems: &tidegate_config::Problems) -> Vec<web::ConfigProblem>
         .iter()
         .map(|p| web::ConfigProblem {
             code: p.code.to_string(),
-            severity: p.severity.to_string(),
+            severity: match p.severity {
+                Severity::Error => "error",
+                Severity::Warning => "warning",
+            }
+            .to_owned(),
             path: p.path.clone(),
             span: format!("{}:{}:{}", p.file, p.line, p.column),
             message: p.message.clone(),

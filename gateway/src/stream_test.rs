@@ -144,18 +144,23 @@ fn batch(
             spec.tables[table].name
         ));
     }
-    let utc = |t: i64| Arc::new(TimestampMicrosecondArray::from(vec![t]).with_timezone("UTC"));
+    let utc = |t: i64| -> ArrayRef {
+        Arc::new(TimestampMicrosecondArray::from(vec![t]).with_timezone("UTC"))
+    };
+    let text = |t: &str| -> ArrayRef { Arc::new(StringArray::from(vec![t])) };
     let columns: Result<Vec<ArrayRef>, String> = schema
         .fields()
         .iter()
         .map(
             |field| match (field.name().as_str(), input.values.get(field.name())) {
                 (_, Some(value)) => array(field, value),
-                ("time", None) => Ok(utc(START + input.at.micros()) as ArrayRef),
+                ("time", None) => Ok(utc(START + input.at.micros())),
                 ("received_at", None) => Ok(utc(now)),
-                ("device", None) => Ok(Arc::new(StringArray::from(vec![device.as_str()]))),
-                ("quality", None) => Ok(Arc::new(StringArray::from(vec!["good"]))),
-                ("seq", None) => Ok(Arc::new(UInt64Array::from(vec![positions[table]]))),
+                ("device", None) => Ok(text(&device)),
+                ("quality", None) => Ok(text("good")),
+                ("seq", None) => {
+                    Ok(Arc::new(UInt64Array::from(vec![positions[table]])) as ArrayRef)
+                }
                 (_, None) => Ok(new_null_array(field.data_type(), 1)),
             },
         )

@@ -69,8 +69,17 @@ mod io {
         pub fn new(config: FileSink) -> Self {
             let path = PathBuf::from(config.path);
             let (rotate, keep) = (config.rotate.get(), config.keep);
-            let log = LineLog { path: path.clone(), rotate, keep, open: None };
-            Self { log: Arc::new(Mutex::new(log)), path, stats: Arc::default() }
+            let log = LineLog {
+                path: path.clone(),
+                rotate,
+                keep,
+                open: None,
+            };
+            Self {
+                log: Arc::new(Mutex::new(log)),
+                path,
+                stats: Arc::default(),
+            }
         }
 
         /// Works on the file without blocking the runtime. Once begun, it is finished.
@@ -97,11 +106,14 @@ mod io {
         match error.kind() {
             ErrorKind::NotFound => {
                 let folder = folder(path);
-                Fault::Config(format!("{shown}: the folder {} must exist", folder.display()))
+                Fault::Config(format!(
+                    "{shown}: the folder {} must exist",
+                    folder.display()
+                ))
             }
-            ErrorKind::PermissionDenied => {
-                Fault::Config(format!("{shown}: {error}; the service's user must be able to write"))
-            }
+            ErrorKind::PermissionDenied => Fault::Config(format!(
+                "{shown}: {error}; the service's user must be able to write"
+            )),
             ErrorKind::IsADirectory | ErrorKind::NotADirectory | ErrorKind::InvalidFilename => {
                 Fault::Config(format!("{shown}: {error}"))
             }
@@ -116,7 +128,9 @@ mod io {
 
         fn connect(&mut self) -> BoxFuture<'_, Result<(), Fault>> {
             Box::pin(async move {
-                self.work(LineLog::reopen).await.map_err(|error| self.failed(&error))?;
+                self.work(LineLog::reopen)
+                    .await
+                    .map_err(|error| self.failed(&error))?;
                 self.stats.add(Counter::Connects, 1);
                 self.stats.set_state(LinkState::Up);
                 self.stats.set_error(None);
@@ -133,8 +147,14 @@ mod io {
                 self.stats.add(Counter::Requests, durable.lines as u64);
                 self.stats.add(Counter::BytesOut, durable.bytes as u64);
                 let failed = error.map(|error| self.failed(&error));
-                assert!(failed.is_some() || durable.lines == count, "all lines are durable");
-                Delivered { count: durable.lines, fault: failed.or(refused) }
+                assert!(
+                    failed.is_some() || durable.lines == count,
+                    "all lines are durable"
+                );
+                Delivered {
+                    count: durable.lines,
+                    fault: failed.or(refused),
+                }
             })
         }
     }
@@ -167,11 +187,17 @@ mod io {
         /// Opens or creates the file and cuts off a torn last line.
         fn reopen(&mut self) -> io::Result<()> {
             self.open = None;
-            let mut file =
-                OpenOptions::new().read(true).append(true).create(true).open(&self.path)?;
+            let mut file = OpenOptions::new()
+                .read(true)
+                .append(true)
+                .create(true)
+                .open(&self.path)?;
             let metadata = file.metadata()?;
             if !metadata.is_file() {
-                return Err(io::Error::new(ErrorKind::InvalidFilename, "not a regular file"));
+                return Err(io::Error::new(
+                    ErrorKind::InvalidFilename,
+                    "not a regular file",
+                ));
             }
             let found = metadata.len();
             let len = whole_lines(&mut file, found)?;
@@ -231,7 +257,9 @@ mod io {
         /// Opens the file anew where the path names another one now: it was moved or deleted, and
         /// records must not go where nobody looks.
         fn follow(&mut self) -> io::Result<()> {
-            let Some(open) = &self.open else { return Err(ErrorKind::NotConnected.into()) };
+            let Some(open) = &self.open else {
+                return Err(ErrorKind::NotConnected.into());
+            };
             let mine = open.file.metadata()?;
             match fs::metadata(&self.path) {
                 Ok(named) if (named.dev(), named.ino()) == (mine.dev(), mine.ino()) => Ok(()),
@@ -245,7 +273,11 @@ mod io {
         fn rotate(&mut self) -> io::Result<()> {
             self.open = None;
             for number in (0..self.keep).rev() {
-                let from = if number == 0 { self.path.clone() } else { self.numbered(number) };
+                let from = if number == 0 {
+                    self.path.clone()
+                } else {
+                    self.numbered(number)
+                };
                 match fs::rename(from, self.numbered(number + 1)) {
                     Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                     _ => {}
@@ -275,7 +307,10 @@ mod io {
 
     /// The length of the first line with its end.
     fn line_len(lines: &[u8]) -> usize {
-        lines.iter().position(|byte| *byte == b'\n').map_or(lines.len(), |end| end + 1)
+        lines
+            .iter()
+            .position(|byte| *byte == b'\n')
+            .map_or(lines.len(), |end| end + 1)
     }
 
     /// The length up to the last line end, looking backwards from `len`.
@@ -319,7 +354,15 @@ mod io {
             let shown = path.to_str().unwrap().to_owned();
             let rotate = Bytes::new(rotate);
             let encode = crate::north::Encode::default();
-            (FileNorth::new(FileSink { path: shown, rotate, keep, encode }), path)
+            (
+                FileNorth::new(FileSink {
+                    path: shown,
+                    rotate,
+                    keep,
+                    encode,
+                }),
+                path,
+            )
         }
 
         fn folder_of_its_own() -> TempDir {
@@ -342,7 +385,10 @@ mod io {
             north.connect().await.unwrap();
             assert_eq!(
                 deliver(&mut north, &["a", "bc"]).await,
-                Delivered { count: 2, fault: None }
+                Delivered {
+                    count: 2,
+                    fault: None
+                }
             );
             let (mut again, _) = sink(&folder, 1000, 2);
             again.connect().await.unwrap();
@@ -363,7 +409,10 @@ mod io {
             for (found, kept) in cases {
                 let folder = folder_of_its_own();
                 let (mut north, path) = sink(&folder, 1 << 20, 2);
-                File::create(&path).unwrap().write_all(found.as_bytes()).unwrap();
+                File::create(&path)
+                    .unwrap()
+                    .write_all(found.as_bytes())
+                    .unwrap();
                 north.connect().await.unwrap();
                 assert_eq!(text(&path, "").unwrap(), kept);
                 deliver(&mut north, &["next"]).await;
@@ -376,8 +425,22 @@ mod io {
             let folder = folder_of_its_own();
             let (mut north, path) = sink(&folder, 8, 2);
             north.connect().await.unwrap();
-            let bodies = ["a01", "a02", "b01", "longer than a file", "c01", "c02", "d01"];
-            assert_eq!(deliver(&mut north, &bodies).await, Delivered { count: 7, fault: None });
+            let bodies = [
+                "a01",
+                "a02",
+                "b01",
+                "longer than a file",
+                "c01",
+                "c02",
+                "d01",
+            ];
+            assert_eq!(
+                deliver(&mut north, &bodies).await,
+                Delivered {
+                    count: 7,
+                    fault: None
+                }
+            );
             assert_eq!(text(&path, "").unwrap(), "d01\n");
             assert_eq!(text(&path, ".1").unwrap(), "c01\nc02\n");
             assert_eq!(text(&path, ".2").unwrap(), "longer than a file\n");
@@ -410,7 +473,9 @@ mod io {
             let folder = folder_of_its_own();
             let (mut north, path) = sink(&folder, 1000, 2);
             fs::create_dir(&path).unwrap();
-            let Err(Fault::Config(_)) = north.connect().await else { panic!("a folder") };
+            let Err(Fault::Config(_)) = north.connect().await else {
+                panic!("a folder")
+            };
             let gone = folder.path().join("gone");
             drop(folder);
             let fault = fault(&gone.join("out"), &ErrorKind::NotFound.into());
@@ -418,7 +483,9 @@ mod io {
                 fault.to_string(),
                 format!("{0}/out: the folder {0} must exist", gone.display())
             );
-            let Err(Fault::Config(_)) = north.connect().await else { panic!("no folder") };
+            let Err(Fault::Config(_)) = north.connect().await else {
+                panic!("no folder")
+            };
         }
 
         #[test]
@@ -434,10 +501,22 @@ mod io {
             let folder = folder_of_its_own();
             let (mut north, path) = sink(&folder, 1000, 2);
             let delivered = deliver(&mut north, &["a"]).await;
-            assert!(matches!(delivered, Delivered { count: 0, fault: Some(Fault::Link(_)) }));
+            assert!(matches!(
+                delivered,
+                Delivered {
+                    count: 0,
+                    fault: Some(Fault::Link(_))
+                }
+            ));
             north.connect().await.unwrap();
             let delivered = deliver(&mut north, &["a", "b\nb", "c"]).await;
-            assert!(matches!(delivered, Delivered { count: 1, fault: Some(Fault::Refused(_)) }));
+            assert!(matches!(
+                delivered,
+                Delivered {
+                    count: 1,
+                    fault: Some(Fault::Refused(_))
+                }
+            ));
             assert_eq!(text(&path, "").unwrap(), "a\n");
         }
     }
