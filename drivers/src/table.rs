@@ -247,7 +247,7 @@ impl fmt::Debug for TableBuilder {
             .field("points", &self.points.len())
             .field("rows", &self.qualities.len())
             .field("open", &self.open.is_some())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

@@ -150,7 +150,9 @@ impl fmt::Display for Span {
         let micros = self.0.as_micros();
         let (unit, factor) = SPAN_UNITS
             .iter()
-            .find(|(_, factor)| micros >= u128::from(*factor) && micros % u128::from(*factor) == 0)
+            .find(|(_, factor)| {
+                micros >= u128::from(*factor) && micros.is_multiple_of(u128::from(*factor))
+            })
             .unwrap_or(&("s", 1_000_000));
         write!(f, "{}{unit}", micros / u128::from(*factor))
     }
