@@ -294,6 +294,8 @@ fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
         windowed: engine.windowed,
         late: engine.late,
         filtered: engine.filtered,
+        failed: engine.failed,
+        dropped: engine.dropped,
         open_rows: engine.open_rows,
         open_windows: engine.open_windows,
         results: engine.results,
@@ -333,6 +335,8 @@ fn stream_hop(stream: &web::StreamStatus) -> web::StreamHop {
         windowed: stream.windowed,
         late: stream.late,
         filtered: stream.filtered,
+        failed: stream.failed,
+        dropped: stream.dropped,
         open: stream.open_rows,
     }
 }

@@ -192,6 +192,10 @@ pub struct StreamStatus {
     pub late: u64,
     /// Of these, rows that a stateless query left out.
     pub filtered: u64,
+    /// Of these, rows of windows or batches that the query failed on.
+    pub failed: u64,
+    /// Of these, rows of open windows that were given up, such as after a changed window.
+    pub dropped: u64,
     /// Rows in windows that are still open.
     pub open_rows: u64,
     /// Windows that are still open.
@@ -273,7 +277,8 @@ pub struct StoreStatus {
 pub struct Ledger {
     /// From device to store: read = accepted + refused.
     pub sources: Vec<SourceHop>,
-    /// From store to result: accepted = windowed + late + filtered + open.
+    /// From store to result: accepted = windowed + late + filtered + failed +
+    /// dropped + open.
     pub streams: Vec<StreamHop>,
     /// From result to the far side: results = delivered + buffered + dropped + rejected.
     pub sinks: Vec<SinkHop>,
@@ -305,6 +310,10 @@ pub struct StreamHop {
     pub late: u64,
     /// Rows that a stateless query left out.
     pub filtered: u64,
+    /// Rows of windows or batches that the query failed on.
+    pub failed: u64,
+    /// Rows of open windows that were given up.
+    pub dropped: u64,
     /// Rows in windows that are still open.
     pub open: u64,
 }
@@ -336,7 +345,14 @@ impl SourceHop {
 impl StreamHop {
     /// Rows that no part of the hop accounts for: 0 unless something counts wrongly.
     pub fn unaccounted(&self) -> i128 {
-        let parts = [self.windowed, self.late, self.filtered, self.open];
+        let parts = [
+            self.windowed,
+            self.late,
+            self.filtered,
+            self.failed,
+            self.dropped,
+            self.open,
+        ];
         i128::from(self.accepted) - parts.into_iter().map(i128::from).sum::<i128>()
     }
 }
@@ -408,7 +424,9 @@ mod tests {
             accepted: 10,
             windowed: 4,
             late: 3,
-            filtered: 2,
+            filtered: 1,
+            failed: 1,
+            dropped: 0,
             open: 1,
         };
         assert_eq!(stream.unaccounted(), 0);

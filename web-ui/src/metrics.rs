@@ -221,6 +221,16 @@ const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 8] = [
         "Rows that a stateless query left out.",
         |s| s.filtered,
     ),
+    (
+        "tidegate_stream_failed_rows_total",
+        "Rows of windows or batches that the query failed on.",
+        |s| s.failed,
+    ),
+    (
+        "tidegate_stream_dropped_rows_total",
+        "Rows of open windows that were given up.",
+        |s| s.dropped,
+    ),
     ("tidegate_stream_results_total", "Output rows.", |s| {
         s.results
     }),

@@ -123,6 +123,8 @@ fn stream() -> StreamStatus {
         windowed: 110,
         late: 2,
         filtered: 0,
+        failed: 0,
+        dropped: 0,
         open_rows: 8,
         open_windows: 1,
         results: 11,
@@ -165,6 +167,8 @@ fn ledger() -> Ledger {
             windowed: 110,
             late: 2,
             filtered: 0,
+            failed: 0,
+            dropped: 0,
             open: 8,
         }],
         sinks: vec![SinkHop {
