@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{Backoff, seed};
 use crate::batch::Batcher;
-use crate::supervisor::{Exit, Part};
+use crate::supervisor::{Exit, Part, Said};
 use crate::table::Arrival;
 
 /// The ledger of one source: read = accepted + refused.
@@ -107,8 +107,9 @@ impl Unsettled {
 impl Part for Source {
     async fn run(&mut self) -> Exit {
         let mut backoff = Backoff::new(self.pauses.0, self.pauses.1, seed(&self.name));
+        let mut said = Said::default();
         loop {
-            let fault = match self.connected(&mut backoff).await {
+            let fault = match self.connected(&mut backoff, &mut said).await {
                 Ok(()) => return Exit::Done,
                 Err(fault) => fault,
             };
@@ -117,7 +118,11 @@ impl Part for Source {
                 Fault::Config(error) => return Exit::Hopeless(error),
                 Fault::Refused(error) | Fault::Link(error) => {
                     let pause = backoff.pause();
-                    tracing::warn!(device = self.name, error, ?pause, "connection lost");
+                    if said.is_new(&error) {
+                        tracing::warn!(device = self.name, error, ?pause, "no connection");
+                    } else {
+                        tracing::debug!(device = self.name, error, ?pause, "no connection again");
+                    }
                     tokio::select! {
                         () = tokio::time::sleep(pause) => {}
                         () = self.stop.cancelled() => return Exit::Done,
@@ -130,7 +135,7 @@ impl Part for Source {
 
 impl Source {
     /// Connects and reads until the source is stopped (`Ok`) or its connection fails.
-    async fn connected(&mut self, backoff: &mut Backoff) -> Result<(), Fault> {
+    async fn connected(&mut self, backoff: &mut Backoff, said: &mut Said) -> Result<(), Fault> {
         tokio::select! {
             result = self.south.connect() => result?,
             () = self.stop.cancelled() => return Ok(()),
@@ -138,21 +143,22 @@ impl Source {
         tracing::info!(device = self.name, "connected");
         loop {
             tokio::select! {
-                biased;
-                () = self.stop.cancelled() => return self.finish().await,
-                settled = self.unsettled.next() => {
-                    let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
-                    self.south.settle(receipt).await?;
-                }
-                read = self.south.read(&mut self.rows) => match read {
-                    Ok(receipt) => {
-                        backoff.reset();
-                        self.hand_over(receipt).await;
-                    }
-                    Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
-                    Err(fault) => return Err(fault),
-                },
-            }
+                           biased;
+                           () = self.stop.cancelled() => return self.finish().await,
+                           settled = self.unsettled.next() => {
+                               let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
+                               self.south.settle(receipt).await?;
+                           }
+                           read = self.south.read(&mut self.rows) => match read {
+                               Ok(receipt) => {
+                                   backoff.reset();
+            said.reset();
+                                   self.hand_over(receipt).await;
+                               }
+                               Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
+                               Err(fault) => return Err(fault),
+                           },
+                       }
         }
     }
 

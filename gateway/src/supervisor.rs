@@ -138,6 +138,7 @@ pub async fn supervise(
     mut part: impl Part,
 ) {
     let mut backoff = Backoff::new(RESTART_PAUSES.0, RESTART_PAUSES.1, seed(name));
+    let mut said = Said::default();
     loop {
         let started = tokio::time::Instant::now();
         health.set(State::Running);
@@ -178,6 +179,27 @@ pub async fn supervise(
                 health.restarts.fetch_add(1, Ordering::Relaxed);
             }
         }
+    }
+}
+
+/// What was said last, so that a fault that stays the same is one line in the log and not one for
+/// each attempt.
+#[derive(Debug, Default)]
+pub struct Said(Option<String>);
+
+impl Said {
+    /// True where `text` was not the last thing said.
+    pub fn is_new(&mut self, text: &str) -> bool {
+        let new = self.0.as_deref() != Some(text);
+        if new {
+            self.0 = Some(text.to_owned());
+        }
+        new
+    }
+
+    /// Forgets, after a success: the same fault is news again.
+    pub fn reset(&mut self) {
+        self.0 = None;
     }
 }
 
