@@ -349,7 +349,7 @@ impl BusOwner {
     }
 
     async fn serve(&mut self, stream: Box<dyn Link>, served: &mut Served) -> End {
-        let mut connection = Connection::new(stream, self.transaction, self.pacing.tid_check);
+        let mut connection = Connection::new(stream, self.pacing.tid_check);
         let link_stats = Arc::clone(&self.stats);
         let idle_tally = [&*link_stats];
         loop {
@@ -371,11 +371,17 @@ impl BusOwner {
             }
             sleep_until(self.ready_at).await;
             let device_stats = Arc::clone(&job.stats);
+            self.transaction = self.transaction.wrapping_add(1);
             let tally = [&*link_stats, &*device_stats];
             let outcome = connection
-                .read(&job.request, job.timeout, &mut job.buffer, Tally(&tally))
+                .read(
+                    self.transaction,
+                    &job.request,
+                    job.timeout,
+                    &mut job.buffer,
+                    Tally(&tally),
+                )
                 .await;
-            self.transaction = connection.transaction();
             self.ready_at = Instant::now() + self.pacing.inter_request_delay;
             let end = self.judge(&outcome, served);
             if reply

@@ -103,6 +103,8 @@ pub(crate) struct Scheduler {
     silent_cycles: u32,
     /// When a demoted unit is asked again, and the pause after that.
     probe: Option<(Instant, Duration)>,
+    /// The last cycle changed what is known about the device.
+    learnt: bool,
     /// The first failure of the cycle, in words.
     error: Option<String>,
 }
@@ -135,6 +137,7 @@ impl Scheduler {
             timeouts: 0,
             silent_cycles: 0,
             probe: None,
+            learnt: false,
             error: None,
         }
     }
@@ -142,6 +145,11 @@ impl Scheduler {
     /// What the device has refused to read, in the order of addresses.
     pub(crate) fn holes(&self) -> &[Hole] {
         &self.holes
+    }
+
+    /// True where the last cycle changed [`Scheduler::holes`].
+    pub(crate) fn learnt(&self) -> bool {
+        self.learnt
     }
 
     /// The first failure of the last cycle, in words.
@@ -371,8 +379,8 @@ impl Scheduler {
             self.write(rows, arrived);
             Outcome::Row(arrived)
         };
-        if self.replan {
-            self.replan = false;
+        self.learnt = std::mem::take(&mut self.replan);
+        if self.learnt {
             self.plan = plan_around(&self.device, &self.holes);
             self.first = 0;
             let plan = &self.plan;
@@ -440,7 +448,3 @@ fn note(error: &mut Option<String>, block: &Block, failure: &dyn std::fmt::Displ
         *error = Some(text);
     }
 }
-
-#[cfg(test)]
-#[path = "scheduler_tests.rs"]
-mod tests;

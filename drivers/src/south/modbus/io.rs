@@ -184,7 +184,6 @@ impl ModbusSouth {
     /// Writes the cycle's row and shows what it came to.
     fn finish(&mut self, rows: &mut TableBuilder) {
         self.phase = Phase::Idle;
-        let holes = self.scheduler.holes().len();
         let outcome = self
             .scheduler
             .finish(rows, Instant::now(), self.bus.is_shared());
@@ -193,7 +192,7 @@ impl ModbusSouth {
             Outcome::NoLink => self.missed(error.map(str::to_owned)),
             Outcome::Row(_) => self.stats.set_error(error.map(str::to_owned)),
         }
-        if holes != self.scheduler.holes().len() {
+        if self.scheduler.learnt() {
             let notes = self
                 .scheduler
                 .holes()
