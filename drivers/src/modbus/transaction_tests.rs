@@ -180,113 +180,108 @@ async fn a17_late_replies_are_dropped() {
     assert_eq!(stats.get(Counter::Replies), 50);
 }
 
-/// Fault F22: each cell of the table is told apart; none is data, none a panic.
+/// Fault F22: replies to the request that cannot be right, and what is wrong with them.
+const BAD: [(&str, BadReply); 9] = [
+    (
+        "00 07 00 00 00 08 01 03 05 01 01 01 01 01",
+        BadReply::ByteCount {
+            expected: 6,
+            found: 5,
+        },
+    ),
+    (
+        "00 07 00 00 00 07 01 03 04 01 01 01 01",
+        BadReply::ByteCount {
+            expected: 6,
+            found: 4,
+        },
+    ),
+    (
+        "00 07 00 00 00 0B 01 03 08 01 01 01 01 01 01 01 01",
+        BadReply::ByteCount {
+            expected: 6,
+            found: 8,
+        },
+    ),
+    (
+        "00 07 00 00 00 07 01 03 06 01 01 01 01",
+        BadReply::DataLen {
+            expected: 6,
+            found: 4,
+        },
+    ),
+    (
+        "00 07 00 00 00 0A 01 03 06 01 01 01 01 01 01 01",
+        BadReply::DataLen {
+            expected: 6,
+            found: 7,
+        },
+    ),
+    (
+        "00 07 00 00 00 02 01 03",
+        BadReply::DataLen {
+            expected: 6,
+            found: 0,
+        },
+    ),
+    ("00 07 00 00 00 01 01", BadReply::Empty),
+    (
+        "00 07 00 09 00 09 01 03 06 01 01 01 01 01 01",
+        BadReply::Protocol(9),
+    ),
+    ("00 07 00 00 00 02 01 83", BadReply::ExceptionLen(1)),
+];
+
+/// Fault F22: frames that are not the reply to the request, behind which it may still come.
+const FOREIGN: [(&str, Dropped); 4] = [
+    (
+        "00 07 00 00 00 09 02 03 06 01 01 01 01 01 01",
+        Dropped::Unit(2),
+    ),
+    (
+        "00 07 00 00 00 09 01 04 06 01 01 01 01 01 01",
+        Dropped::Function(4),
+    ),
+    ("00 07 00 00 00 03 01 84 02", Dropped::Function(0x84)),
+    (
+        "00 06 00 00 00 09 01 03 06 01 01 01 01 01 01",
+        Dropped::Stale {
+            expected: 7,
+            found: 6,
+        },
+    ),
+];
+
+fn hex(text: &str) -> Vec<u8> {
+    text.split(' ')
+        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+        .collect()
+}
+
 #[tokio::test(start_paused = true)]
 async fn f22_replies_that_cannot_be_right() {
-    let bad = |what| Err(Failure::BadReply(what));
-    let late = |dropped| Err(Failure::Timeout(Some(dropped)));
-    let cells: [(&str, &[u8], Result<Vec<u8>, Failure>, Counter); 12] = [
-        (
-            "unit",
-            &[0, 7, 0, 0, 0, 9, 2, 3, 6, 1, 1, 1, 1, 1, 1],
-            late(Dropped::Unit(2)),
-            Counter::WrongUnit,
-        ),
-        (
-            "function",
-            &[0, 7, 0, 0, 0, 9, 1, 4, 6, 1, 1, 1, 1, 1, 1],
-            late(Dropped::Function(4)),
-            Counter::WrongFunction,
-        ),
-        (
-            "other exception",
-            &[0, 7, 0, 0, 0, 3, 1, 0x84, 2],
-            late(Dropped::Function(0x84)),
-            Counter::WrongFunction,
-        ),
-        (
-            "byte count 5",
-            &[0, 7, 0, 0, 0, 8, 1, 3, 5, 1, 1, 1, 1, 1],
-            bad(BadReply::ByteCount {
-                expected: 6,
-                found: 5,
-            }),
-            Counter::BadReplies,
-        ),
-        (
-            "too few",
-            &[0, 7, 0, 0, 0, 7, 1, 3, 4, 1, 1, 1, 1],
-            bad(BadReply::ByteCount {
-                expected: 6,
-                found: 4,
-            }),
-            Counter::BadReplies,
-        ),
-        (
-            "too many",
-            &[0, 7, 0, 0, 0, 11, 1, 3, 8, 1, 1, 1, 1, 1, 1, 1, 1],
-            bad(BadReply::ByteCount {
-                expected: 6,
-                found: 8,
-            }),
-            Counter::BadReplies,
-        ),
-        (
-            "count lies short",
-            &[0, 7, 0, 0, 0, 7, 1, 3, 6, 1, 1, 1, 1],
-            bad(BadReply::DataLen {
-                expected: 6,
-                found: 4,
-            }),
-            Counter::BadReplies,
-        ),
-        (
-            "count lies long",
-            &[0, 7, 0, 0, 0, 10, 1, 3, 6, 1, 1, 1, 1, 1, 1, 1],
-            bad(BadReply::DataLen {
-                expected: 6,
-                found: 7,
-            }),
-            Counter::BadReplies,
-        ),
-        (
-            "no count",
-            &[0, 7, 0, 0, 0, 2, 1, 3],
-            bad(BadReply::DataLen {
-                expected: 6,
-                found: 0,
-            }),
-            Counter::BadReplies,
-        ),
-        (
-            "header alone",
-            &[0, 7, 0, 0, 0, 1, 1],
-            bad(BadReply::Empty),
-            Counter::BadReplies,
-        ),
-        (
-            "protocol",
-            &[0, 7, 0, 9, 0, 9, 1, 3, 6, 1, 1, 1, 1, 1, 1],
-            bad(BadReply::Protocol(9)),
-            Counter::BadReplies,
-        ),
-        (
-            "exception without code",
-            &[0, 7, 0, 0, 0, 2, 1, 0x83],
-            bad(BadReply::ExceptionLen(1)),
-            Counter::BadReplies,
-        ),
-    ];
-    for (cell, bytes, expected, counter) in cells {
-        let (outcome, stats) = strictly(&[bytes]).await;
-        assert_eq!(outcome, expected, "{cell}");
-        assert_eq!(stats.get(counter), 1, "{cell}");
-        assert_eq!(stats.get(Counter::Replies), 0, "{cell}");
-        if matches!(expected, Err(Failure::Timeout(_))) {
-            // The right reply behind it is waited for and taken.
-            let (outcome, _) = strictly(&[bytes, &GOOD]).await;
-            assert_eq!(outcome.unwrap(), GOOD[9..], "{cell}");
-        }
+    for (bytes, what) in BAD {
+        let (outcome, stats) = strictly(&[&hex(bytes)]).await;
+        assert_eq!(outcome, Err(Failure::BadReply(what)), "{bytes}");
+        assert_eq!(
+            (stats.get(Counter::BadReplies), stats.get(Counter::Replies)),
+            (1, 0)
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn f22_foreign_frames_are_dropped() {
+    for (bytes, dropped) in FOREIGN {
+        let frame = hex(bytes);
+        let (outcome, stats) = strictly(&[&frame]).await;
+        assert_eq!(outcome, Err(Failure::Timeout(Some(dropped))), "{bytes}");
+        assert_eq!(
+            (stats.get(dropped.counter()), stats.get(Counter::Timeouts)),
+            (1, 1)
+        );
+        let (outcome, _) = strictly(&[&frame, &GOOD]).await;
+        assert_eq!(outcome.unwrap(), GOOD[9..], "{bytes}");
     }
 }
 

@@ -270,4 +270,8 @@ impl South for ModbusSouth {
 }
 
 #[cfg(test)]
+#[path = "link_tests.rs"]
+mod link_tests;
+#[cfg(test)]
+#[path = "cycle_tests.rs"]
 mod tests;
