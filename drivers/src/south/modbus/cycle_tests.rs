@@ -146,7 +146,10 @@ async fn a04_one_refused_point_is_one_bad_point() {
     assert_eq!(rows.qualities, [Quality::Uncertain]);
     assert_eq!(rig.south.stats().notes(), ["holding 20 cannot be read"]);
     let error = rig.south.stats().last_error().unwrap();
-    assert!(error.contains("holding 20: exception 02"), "{error}");
+    assert!(
+        error.contains("holding 20 (p1): exception 02 (illegal data address)"),
+        "{error}"
+    );
     // It is not hammered: asked again after 10 s, then 20 s, then 40 s.
     peer.forget();
     let mut probes = Vec::new();

@@ -193,6 +193,8 @@ impl ModbusSouth {
             Outcome::Row(_) => self.stats.set_error(error.map(str::to_owned)),
         }
         if self.scheduler.learnt() {
+            let holes = self.scheduler.holes().len();
+            tracing::info!(device = %self.name, holes, "learnt what the device refuses to read");
             let notes = self
                 .scheduler
                 .holes()

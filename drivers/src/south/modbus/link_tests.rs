@@ -124,6 +124,25 @@ async fn a27_a_dead_unit_is_demoted() {
     );
 }
 
+/// A gateway that answers 0B for a dead unit, after a second of its own waiting, is no better than
+/// silence: the unit is demoted too.
+#[tokio::test(start_paused = true)]
+async fn a27_a_unit_that_a_gateway_cannot_reach_is_demoted() {
+    let peer = Peer::new(|seen| match seen.unit {
+        1 => Does::Later(Duration::from_millis(900), seen.exception(0x0B)),
+        _ => Does::Says(seen.addresses()),
+    });
+    let bus = link(&peer, json!({}));
+    let mut dead = Rig::new(&bus, json!({ "unit_id": 1 }), &holding(&[1, 500]));
+    let _other = Rig::new(&bus, json!({ "unit_id": 2 }), &holding(&[1]));
+    for _ in 0..60 {
+        let rows = dead.cycle().await;
+        assert_eq!(reasons(&rows), [Some("gateway_target"); 2]);
+    }
+    let asked = peer.seen().iter().filter(|s| s.unit == 1).count();
+    assert!(asked <= 6, "{asked} requests in 60 s");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_silent_unit_that_is_alone_is_asked_each_cycle() {
     let silent = Arc::new(Mutex::new(true));
