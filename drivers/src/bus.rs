@@ -17,6 +17,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::backoff::Backoff;
 use crate::modbus::frame::ReadRequest;
 use crate::modbus::transaction::{Connection, Failure, Tally};
 use crate::south::modbus::{Bus, TcpBus, TidCheck};
@@ -32,8 +33,6 @@ const REOPEN_TIMEOUTS_MAX: u32 = 256;
 /// How long requests wait for a connection that is made anew at once, before they are refused: some
 /// devices close the connection after each reply.
 const RECONNECT_GRACE: Duration = Duration::from_millis(200);
-/// Shortest pause between two attempts to connect, whatever the configuration says.
-const BACKOFF_FLOOR: Duration = Duration::from_millis(10);
 
 /// Makes the two ends of a link: one task runs the owner, each device holds a handle.
 pub fn open(name: &str, config: &Bus) -> (BusHandle, BusOwner) {
@@ -349,7 +348,7 @@ impl BusOwner {
     }
 
     async fn serve(&mut self, stream: Box<dyn Link>, served: &mut Served) -> End {
-        let mut connection = Connection::new(stream, self.transaction, self.pacing.tid_check);
+        let mut connection = Connection::new(stream, self.pacing.tid_check);
         let link_stats = Arc::clone(&self.stats);
         let idle_tally = [&*link_stats];
         loop {
@@ -371,11 +370,17 @@ impl BusOwner {
             }
             sleep_until(self.ready_at).await;
             let device_stats = Arc::clone(&job.stats);
+            self.transaction = self.transaction.wrapping_add(1);
             let tally = [&*link_stats, &*device_stats];
             let outcome = connection
-                .read(&job.request, job.timeout, &mut job.buffer, Tally(&tally))
+                .read(
+                    self.transaction,
+                    &job.request,
+                    job.timeout,
+                    &mut job.buffer,
+                    Tally(&tally),
+                )
                 .await;
-            self.transaction = connection.transaction();
             self.ready_at = Instant::now() + self.pacing.inter_request_delay;
             let end = self.judge(&outcome, served);
             if reply
@@ -455,48 +460,6 @@ impl Drop for DownWhenDropped {
     fn drop(&mut self) {
         self.stats.set_state(LinkState::Down);
         self.state.send_replace(LinkState::Down);
-    }
-}
-
-/// Growing pauses with jitter, so that gateways that lost a link together do not return together.
-#[derive(Debug, Clone)]
-struct Backoff {
-    min: Duration,
-    max: Duration,
-    next: Duration,
-    /// State of a xorshift generator (Marsaglia 2003); never 0.
-    seed: u64,
-}
-
-impl Backoff {
-    fn new(min: Duration, max: Duration, name: &str) -> Self {
-        let min = min.max(BACKOFF_FLOOR);
-        // FNV-1a of the name: two links of one gateway get different jitter, a test the same.
-        let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-        });
-        Self {
-            min,
-            max: max.max(min),
-            next: min,
-            seed: seed | 1,
-        }
-    }
-
-    fn reset(&mut self) {
-        self.next = self.min;
-    }
-
-    /// The next pause: three quarters to all of a time that doubles up to the maximum.
-    fn next(&mut self) -> Duration {
-        self.seed ^= self.seed << 13;
-        self.seed ^= self.seed >> 7;
-        self.seed ^= self.seed << 17;
-        let full = self.next;
-        self.next = full.saturating_mul(2).min(self.max);
-        let quarter = full / 4;
-        let percent = u32::try_from(self.seed % 101).unwrap_or(0);
-        full.saturating_sub(quarter * percent / 100)
     }
 }
 

@@ -14,6 +14,8 @@ pub mod south;
 pub mod types;
 
 #[cfg(feature = "io")]
+pub(crate) mod backoff;
+#[cfg(feature = "io")]
 pub mod border;
 #[cfg(feature = "io")]
 pub mod bus;

@@ -17,7 +17,8 @@ pub(crate) mod scheduler;
 #[cfg(feature = "io")]
 pub mod transaction;
 
-#[cfg(all(test, feature = "io"))]
+#[cfg(test)]
+#[cfg(feature = "io")]
 pub(crate) mod peer;
 #[cfg(test)]
 pub(crate) mod testing;

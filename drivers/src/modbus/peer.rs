@@ -63,6 +63,8 @@ pub(crate) enum Does {
     Says(Vec<u8>),
     /// Waits that long, then sends these bytes.
     Later(Duration, Vec<u8>),
+    /// Sends these bytes and closes the connection.
+    Last(Vec<u8>),
     /// Sends nothing.
     Nothing,
     /// Closes the connection.
@@ -127,16 +129,17 @@ impl Peer {
             };
             self.seen.lock().unwrap().push(seen);
             let does = (self.behaviour.lock().unwrap())(&seen);
+            let last = matches!(does, Does::Last(_) | Does::Closes);
             let bytes = match does {
-                Does::Says(bytes) => bytes,
+                Does::Says(bytes) | Does::Last(bytes) => bytes,
                 Does::Later(wait, bytes) => {
                     tokio::time::sleep(wait).await;
                     bytes
                 }
                 Does::Nothing => continue,
-                Does::Closes => return,
+                Does::Closes => Vec::new(),
             };
-            if stream.write_all(&bytes).await.is_err() {
+            if stream.write_all(&bytes).await.is_err() || last {
                 return;
             }
         }

@@ -5,7 +5,7 @@
 //! refused, and a unit that is silent on a shared link, is asked again at growing intervals. Bytes
 //! of a cycle are kept until its row is written at once, so a cancelled read leaves no half row.
 
-use std::fmt::Write as _;
+use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -20,7 +20,7 @@ use crate::table::{Reason, TableBuilder};
 /// First pause before a refused block is asked for again, and the longest one.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_mins(5);
-/// Timeouts in a row after which the rest of a cycle is given up.
+/// Requests without an answer in a row, after which the rest of a cycle is given up.
 const TIMEOUTS_MAX: u32 = 2;
 /// Cycles without any answer after which a unit on a shared link is demoted.
 const SILENT_CYCLES: u32 = 2;
@@ -101,8 +101,12 @@ pub(crate) struct Scheduler {
     link_failed: bool,
     timeouts: u32,
     silent_cycles: u32,
+    /// Why values are missing while the unit is silent.
+    silence: Reason,
     /// When a demoted unit is asked again, and the pause after that.
     probe: Option<(Instant, Duration)>,
+    /// The last cycle changed what is known about the device.
+    learnt: bool,
     /// The first failure of the cycle, in words.
     error: Option<String>,
 }
@@ -134,7 +138,9 @@ impl Scheduler {
             link_failed: false,
             timeouts: 0,
             silent_cycles: 0,
+            silence: Reason::Timeout,
             probe: None,
+            learnt: false,
             error: None,
         }
     }
@@ -142,6 +148,11 @@ impl Scheduler {
     /// What the device has refused to read, in the order of addresses.
     pub(crate) fn holes(&self) -> &[Hole] {
         &self.holes
+    }
+
+    /// True where the last cycle changed [`Scheduler::holes`].
+    pub(crate) fn learnt(&self) -> bool {
+        self.learnt
     }
 
     /// The first failure of the last cycle, in words.
@@ -157,7 +168,7 @@ impl Scheduler {
         self.slots.fill(Slot::Failed(Reason::Missing));
         (self.answered, self.link_failed, self.timeouts, self.error) = (None, false, 0, None);
         if self.probe.is_some_and(|(due, _)| now < due) {
-            self.slots.fill(Slot::Failed(Reason::Timeout));
+            self.slots.fill(Slot::Failed(self.silence));
             self.error = Some(self.demoted());
             return;
         }
@@ -173,7 +184,9 @@ impl Scheduler {
                 None => self.work.push(Work::Planned(index)),
                 Some(refusal) => {
                     let reason = refusal.exception.reason();
-                    note(&mut self.error, block, &refusal.exception);
+                    let device = &self.device;
+                    self.error
+                        .get_or_insert_with(|| describe(device, block, &refusal.exception));
                     for point in &block.points {
                         self.slots[*point] = Slot::Failed(reason);
                     }
@@ -204,7 +217,12 @@ impl Scheduler {
     /// there is none.
     pub(crate) fn answer(&mut self, outcome: Result<(&[u8], Instant), Failure>, now: Instant) {
         let Some(work) = self.work.pop() else { return };
-        if !matches!(outcome, Err(Failure::Timeout(_) | Failure::Link(_))) {
+        let silent = outcome
+            .as_ref()
+            .err()
+            .filter(|f| is_silence(f))
+            .map(Failure::reason);
+        if silent.is_none() && !matches!(outcome, Err(Failure::Link(_))) {
             self.timeouts = 0;
             self.answered = Some(now);
         }
@@ -219,19 +237,19 @@ impl Scheduler {
             Err(failure) => {
                 self.inconclusive(&work);
                 self.fail(&work, &failure);
-                match failure {
-                    Failure::Timeout(_) => {
-                        self.timeouts += 1;
-                        let was_silent = self.silent_cycles > 0 && self.answered.is_none();
-                        if was_silent || self.timeouts >= TIMEOUTS_MAX {
-                            self.give_up(&failure);
-                        }
-                    }
-                    Failure::Link(_) => {
-                        self.link_failed = true;
+                if let Some(reason) = silent {
+                    self.timeouts += 1;
+                    self.silence = reason;
+                    let was_silent = self.silent_cycles > 0 && self.answered.is_none();
+                    if was_silent || self.timeouts >= TIMEOUTS_MAX {
+                        // Starts with another block next time, so that one which is never
+                        // answered does not hide the others.
+                        self.first = (self.first + 1) % self.plan.len().max(1);
                         self.give_up(&failure);
                     }
-                    Failure::Exception(_) | Failure::BadReply(_) => {}
+                } else if matches!(failure, Failure::Link(_)) {
+                    self.link_failed = true;
+                    self.give_up(&failure);
                 }
             }
         }
@@ -331,15 +349,13 @@ impl Scheduler {
         for point in &block.points {
             self.slots[*point] = Slot::Failed(reason);
         }
-        note(&mut self.error, block, failure);
+        let device = &self.device;
+        self.error
+            .get_or_insert_with(|| describe(device, block, failure));
     }
 
-    /// Fails what is left of the cycle. The next one starts with another block, so that one which
-    /// is never answered does not hide the others.
+    /// Fails what is left of the cycle.
     fn give_up(&mut self, failure: &Failure) {
-        if matches!(failure, Failure::Timeout(_)) {
-            self.first = (self.first + 1) % self.plan.len().max(1);
-        }
         while let Some(work) = self.work.pop() {
             self.inconclusive(&work);
             self.fail(&work, failure);
@@ -371,8 +387,8 @@ impl Scheduler {
             self.write(rows, arrived);
             Outcome::Row(arrived)
         };
-        if self.replan {
-            self.replan = false;
+        self.learnt = std::mem::take(&mut self.replan);
+        if self.learnt {
             self.plan = plan_around(&self.device, &self.holes);
             self.first = 0;
             let plan = &self.plan;
@@ -426,21 +442,28 @@ impl Scheduler {
     }
 }
 
-/// Remembers the first failure of a cycle in words.
-fn note(error: &mut Option<String>, block: &Block, failure: &dyn std::fmt::Display) {
-    if error.is_none() {
-        let mut text = format!("{} {}", block.kind.name(), block.start);
-        // Writing to a string cannot fail.
-        if block.quantity > 1 && write!(text, " to {}", block.end() - 1).is_err() {
-            text.push('…');
-        }
-        if write!(text, ": {failure}").is_err() {
-            text.push('…');
-        }
-        *error = Some(text);
-    }
+/// True where the unit itself said nothing: no reply, or a gateway's word that it cannot reach it,
+/// which costs the link as much time.
+fn is_silence(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::Timeout(_) | Failure::Exception(Exception(0x0A | 0x0B))
+    )
 }
 
-#[cfg(test)]
-#[path = "scheduler_tests.rs"]
-mod tests;
+/// Says what failed and which points it concerns.
+fn describe(device: &ModbusDevice, block: &Block, failure: &dyn fmt::Display) -> String {
+    let kind = block.kind.name();
+    let place = match block.quantity {
+        1 => format!("{kind} {}", block.start),
+        _ => format!("{kind} {} to {}", block.start, block.end() - 1),
+    };
+    let first = block
+        .points
+        .first()
+        .map_or("", |p| device.points[*p].name.as_str());
+    match block.points.len() {
+        0 | 1 => format!("{place} ({first}): {failure}"),
+        n => format!("{place} ({first} and {} more): {failure}", n - 1),
+    }
+}

@@ -247,43 +247,36 @@ impl Tally<'_> {
 pub struct Connection<T> {
     stream: T,
     decoder: Decoder,
-    transaction: u16,
     tid_check: TidCheck,
     /// True while a request is partly written.
     sending: bool,
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
-    /// Takes over `stream`; the first request has the id after `transaction`.
-    pub fn new(stream: T, transaction: u16, tid_check: TidCheck) -> Self {
+    /// Takes over `stream`.
+    pub fn new(stream: T, tid_check: TidCheck) -> Self {
         Self {
             stream,
             decoder: Decoder::default(),
-            transaction,
             tid_check,
             sending: false,
         }
     }
 
-    /// The id of the last request.
-    pub fn transaction(&self) -> u16 {
-        self.transaction
-    }
-
-    /// Sends `request`, waits at most `timeout` for its reply and puts the data bytes into `data`.
-    /// Returns when the reply arrived. After [`Failure::Link`] the connection is of no use; after
-    /// a timeout it is, unless transaction ids are not checked.
+    /// Sends `request` with the id `transaction`, waits at most `timeout` for its reply and puts
+    /// the data bytes into `data`. Returns when the reply arrived. After [`Failure::Link`] the
+    /// connection is of no use; after a timeout it is, unless transaction ids are not checked.
     ///
     /// Not cancel safe: a dropped future may leave half a request on the wire.
     pub async fn read(
         &mut self,
+        transaction: u16,
         request: &ReadRequest,
         timeout: Duration,
         data: &mut Vec<u8>,
         tally: Tally<'_>,
     ) -> Result<Instant, Failure> {
         let deadline = Instant::now() + timeout;
-        self.transaction = self.transaction.wrapping_add(1);
         if self.tid_check == TidCheck::Lenient {
             // Nothing that came before the request may be its reply.
             while let Ok(Some(_)) = self.decoder.next_frame() {
@@ -291,7 +284,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             }
         }
         let mut last_dropped = None;
-        let exchange = self.exchange(request, data, tally, &mut last_dropped);
+        let exchange = self.exchange(transaction, request, data, tally, &mut last_dropped);
         let outcome = match timeout_at(deadline, exchange).await {
             Ok(outcome) => outcome,
             Err(_) if self.sending => Err(Failure::Link(
@@ -312,12 +305,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
 
     async fn exchange(
         &mut self,
+        transaction: u16,
         request: &ReadRequest,
         data: &mut Vec<u8>,
         tally: Tally<'_>,
         last_dropped: &mut Option<Dropped>,
     ) -> Result<Instant, Failure> {
-        let adu = request.encode(self.transaction);
+        let adu = request.encode(transaction);
         self.sending = true;
         tally.add(Counter::Requests, 1);
         self.stream.write_all(&adu).await.map_err(|e| broken(&e))?;
@@ -327,7 +321,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let mut dropped_count = 0;
         loop {
             while let Some(frame) = self.decoder.next_frame().map_err(|e| broken(&e))? {
-                match judge(&frame, *request, self.transaction, self.tid_check) {
+                match judge(&frame, *request, transaction, self.tid_check) {
                     Verdict::Data(bytes) => {
                         data.clear();
                         data.extend_from_slice(bytes);

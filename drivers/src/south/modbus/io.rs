@@ -184,7 +184,6 @@ impl ModbusSouth {
     /// Writes the cycle's row and shows what it came to.
     fn end_cycle(&mut self, rows: &mut TableBuilder) {
         self.phase = Phase::Idle;
-        let holes = self.scheduler.holes().len();
         let outcome = self
             .scheduler
             .finish(rows, Instant::now(), self.bus.is_shared());
@@ -193,7 +192,9 @@ impl ModbusSouth {
             Outcome::NoLink => self.missed(error.map(str::to_owned)),
             Outcome::Row(_) => self.stats.set_error(error.map(str::to_owned)),
         }
-        if holes != self.scheduler.holes().len() {
+        if self.scheduler.learnt() {
+            let holes = self.scheduler.holes().len();
+            tracing::info!(device = %self.name, holes, "learnt what the device refuses to read");
             let notes = self
                 .scheduler
                 .holes()
@@ -282,4 +283,8 @@ impl South for ModbusSouth {
 }
 
 #[cfg(test)]
+#[path = "link_tests.rs"]
+mod link_tests;
+#[cfg(test)]
+#[path = "cycle_tests.rs"]
 mod tests;
