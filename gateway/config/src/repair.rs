@@ -207,7 +207,10 @@ impl Refused<'_> {
                 let at = map_of(node)
                     .and_then(|m| m.entries.first())
                     .map_or(node.at, |e| e.at);
-                let message = format!("{found} is no choice for {}", self.last());
+                let message = match found.as_str() {
+                    "empty" => format!("{} is empty", self.last()),
+                    _ => format!("{found} is no choice for {}", self.last()),
+                };
                 let hint = suggest(word, known);
                 vec![self.problem(at, Code::UnknownChoice, self.path, message, hint)]
             }

@@ -98,6 +98,22 @@ impl Spans {
         self.problem_at(self.nearest(path), code, path, message)
     }
 
+    /// A problem with the key of the value at `path`.
+    pub(crate) fn problem_with_key(
+        &self,
+        code: Code,
+        path: &Path,
+        message: impl Into<String>,
+    ) -> Problem {
+        let key = path.0.split_last().and_then(|(last, parent)| {
+            match (&self.node(&Path(parent.to_vec()))?.value, last) {
+                (Value::Map(map), Step::Key(key)) => map.get(key).map(|entry| entry.at),
+                _ => None,
+            }
+        });
+        self.problem_at(key.unwrap_or_else(|| self.nearest(path)), code, path, message)
+    }
+
     /// A problem at a position that is known already.
     pub(crate) fn problem_at(
         &self,

@@ -85,6 +85,12 @@ pub(crate) enum Style {
     Folded,
 }
 
+impl Style {
+    fn is_block(self) -> bool {
+        matches!(self, Self::Literal | Self::Folded)
+    }
+}
+
 /// What a scalar means.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Meaning<'a> {
@@ -411,8 +417,11 @@ impl Builder {
                 let Some((key, at, first)) = key.take() else {
                     return;
                 };
-                // The position of nothing at all is after the next line's start: name the key's.
-                if matches!(&node.value, Value::Scalar(s) if s.text.is_empty()) {
+                // The parser places nothing at all, and the text of a block, on a later line: the
+                // key's place is what a reader looks for, and a block begins below its key.
+                if let Value::Scalar(scalar) = &node.value
+                    && (scalar.style.is_block() || scalar.meaning() == Meaning::Null)
+                {
                     node.at = at;
                 }
                 if first {

@@ -5,6 +5,7 @@ use arrow_schema::{DataType, Schema};
 use super::{Checker, Results, path_of};
 use crate::code::Code;
 use crate::path::Path;
+use crate::problem::Problem;
 use crate::similar::suggest;
 use crate::{Scalar, StreamSection, StreamTest, Table, TestRow};
 
@@ -98,7 +99,8 @@ impl Checker<'_> {
             let known: Vec<_> = schema.fields().iter().map(|f| f.name().as_str()).collect();
             let message = format!("there is no column `{column}`");
             let hint = suggest(column, &known);
-            self.say(Code::TestColumn, path, message, hint.as_deref());
+            let problem = self.loaded.spans.problem_with_key(Code::TestColumn, path, message);
+            self.problems.push(Problem { hint, ..problem });
             return;
         };
         if !fits(field.data_type(), value) {
