@@ -111,7 +111,12 @@ impl Spans {
                 _ => None,
             }
         });
-        self.problem_at(key.unwrap_or_else(|| self.nearest(path)), code, path, message)
+        self.problem_at(
+            key.unwrap_or_else(|| self.nearest(path)),
+            code,
+            path,
+            message,
+        )
     }
 
     /// A problem at a position that is known already.

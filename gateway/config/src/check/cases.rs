@@ -99,7 +99,10 @@ impl Checker<'_> {
             let known: Vec<_> = schema.fields().iter().map(|f| f.name().as_str()).collect();
             let message = format!("there is no column `{column}`");
             let hint = suggest(column, &known);
-            let problem = self.loaded.spans.problem_with_key(Code::TestColumn, path, message);
+            let problem = self
+                .loaded
+                .spans
+                .problem_with_key(Code::TestColumn, path, message);
             self.problems.push(Problem { hint, ..problem });
             return;
         };

@@ -19,6 +19,7 @@ pub mod bus;
 mod cases;
 mod devices;
 mod limits;
+mod shared;
 mod streams;
 
 /// A table as SQL is planned against it.
@@ -69,6 +70,7 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
     checker.buses();
     checker.sinks();
     let results = checker.streams(planner);
+    checker.shared();
     checker.unused();
     checker.cases(&results);
     checker.problems.sorted()

@@ -85,9 +85,6 @@ fn text_that_is_not_yaml() {
 fn bombs_are_refused_before_they_grow() {
     let bomb = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n";
     expect(bomb, &[("E0104", 1, 7, "anchor")]);
-    let many = format!("x: [{}]", "1,".repeat(2_000_001));
-    let found = problems(&many);
-    assert_eq!(found.iter().next().unwrap().code.as_str(), "E0103");
     let large = format!("x: \"{}\"", "y".repeat(17 << 20));
     assert_eq!(
         problems(&large).iter().next().unwrap().code.as_str(),
@@ -282,9 +279,7 @@ fn form_and_meaning_are_told_at_once() {
 #[test]
 fn at_most_a_hundred_problems() {
     let mut text = HEAD.to_owned();
-    for index in 0..300 {
-        text.push_str(&format!("unknown_{index}: 1\n"));
-    }
+    text.extend((0..300).map(|index| format!("unknown_{index}: 1\n")));
     assert_eq!(problems(&text).len(), 100);
 }
 
@@ -489,14 +484,11 @@ fn modbus_devices() {
         )
     };
     let point = "          - { name: u, register: input, address: 0 }\n";
-    let many: String = (0..60)
-        .map(|i| {
-            format!(
-                "          - {{ name: p{i}, register: input, address: {} }}\n",
-                i * 200
-            )
-        })
-        .collect();
+    let mut many = String::new();
+    many.extend((0..60).map(|i| {
+        let address = i * 200;
+        format!("          - {{ name: p{i}, register: input, address: {address} }}\n")
+    }));
     cases(&[
         (
             &device(
@@ -531,6 +523,14 @@ fn modbus_devices() {
                 "          - { name: u, register: holding, address: 65536 }\n",
             ),
             &[("E0204", 10, 52, "from 0 to 65535")],
+        ),
+        // Field case A3: a value that is wider than the registers given to it.
+        (
+            &device(
+                "",
+                "          - { name: u, register: holding, address: 10, type: u64, length: 2 }\n",
+            ),
+            &[("E0401", 10, 75, "`u`")],
         ),
         // 60 requests of 2 ms each take 120 ms.
         (
@@ -646,4 +646,56 @@ fn a_person_sees_the_line_and_a_caret() {
 ";
     assert_eq!(shown, expected);
     assert!(checked(&format!("{HEAD}stroe: {{}}\n")).is_err());
+}
+
+#[test]
+fn what_only_one_part_can_have() {
+    let wave = "{ name: v, value: { constant: 1 } }";
+    let sinks = "
+sinks:
+  - { name: a, driver: { file: { path: /x.jsonl } } }
+  - { name: b, driver: { file: { path: /x.jsonl } } }
+  - { name: cloud, driver: { mqtt: { url: \"mqtt://b\" } } }
+  - { name: d, driver: { mqtt: { url: \"mqtt://b:1883\", client_id: tidegate-g-cloud } } }
+  - { name: e, driver: { mqtt: { url: \"mqtt://b:1884\", client_id: tidegate-g-cloud } } }
+streams:
+  - name: s
+    from: [w]
+    sql: SELECT v FROM w
+    to: [ { sink: a }, { sink: b }, { sink: cloud }, { sink: d }, { sink: e } ]
+";
+    cases(&[(
+        &format!(
+            "devices:\n  - {{ name: w, driver: {{ generate: {{ points: [ {wave} ] }} }} }}{sinks}"
+        ),
+        &[
+            ("E0413", 7, 40, "the sink `a` writes this file too"),
+            ("E0413", 9, 67, "the sink `cloud` has the same client id"),
+        ],
+    )]);
+}
+
+#[test]
+fn names_of_points_are_told_once() {
+    let feed = |points: &str| {
+        format!(
+            "devices:\n  - name: f\n    driver:\n      mqtt:\n        url: mqtt://b\n        topics: [a]\n        \
+             points: [ {points} ]\n"
+        )
+    };
+    cases(&[
+        (
+            &feed("{ name: topic, type: string }"),
+            &[("E0305", 9, 27, "the table has a column `topic` already")],
+        ),
+        (
+            &feed("{ name: a, type: f64 }, { name: a, type: f64 }"),
+            &[("E0306", 9, 51, "the point `a` stands twice")],
+        ),
+        (
+            "devices:\n  - name: f\n    driver: { generate: { points: [ { name: a, value: { constant: \
+             1 } }, { name: a, value: { constant: 1 } } ] } }\n",
+            &[("E0306", 5, 82, "the point `a` stands twice")],
+        ),
+    ]);
 }

@@ -193,7 +193,8 @@ fn what_cannot_be_read_is_one_clear_problem() {
 #[test]
 fn other_files_are_read_in_the_same_way() {
     let text = "plnat: 1\n";
-    let problems = load_other::<SimDoc>(&source("plant.yaml", text), &Fixed::default()).unwrap_err();
+    let problems =
+        load_other::<SimDoc>(&source("plant.yaml", text), &Fixed::default()).unwrap_err();
     assert!(
         problems
             .iter()

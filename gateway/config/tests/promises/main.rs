@@ -1,5 +1,11 @@
 //! What the configuration promises, black box: text in, documents or problems out.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking; clippy knows only the functions marked #[test]"
+)]
+
 mod bad_input_is_refused_with_its_place;
 mod every_driver_has_an_example;
 mod explains_what_a_document_amounts_to;
