@@ -59,6 +59,16 @@ impl Checker<'_> {
             _ => {}
         }
         for (column, value) in &row.values {
+            if ["time", "seq"].contains(&column.as_str()) {
+                let message = format!("`{column}` is not given: rows are stamped by `at`");
+                let path = path.then(column.as_str());
+                let problem = self
+                    .loaded
+                    .spans
+                    .problem_with_key(Code::TestColumn, &path, message);
+                self.problems.push(problem);
+                continue;
+            }
             self.value(&table.columns, column, value, &path.then(column.as_str()));
         }
     }

@@ -52,7 +52,7 @@ fn refused(driver: &DeviceDriver) -> Vec<Refused> {
     }
 }
 
-impl Checker<'_> {
+impl<'a> Checker<'a> {
     pub(super) fn devices(&mut self) {
         for (index, device) in self.document.devices.iter().enumerate() {
             let path = path_of("devices").then(index);
@@ -107,7 +107,7 @@ impl Checker<'_> {
     }
 
     /// No point is called like a column that the table has already. True where one is.
-    fn columns(&mut self, device: &Device, driver: &Path) -> bool {
+    fn columns(&mut self, device: &'a Device, driver: &Path) -> bool {
         let before = self.problems.len();
         let columns = device.driver.columns();
         let mut taken: BTreeSet<String> = RESERVED_COLUMNS.map(str::to_owned).into();
@@ -136,7 +136,11 @@ impl Checker<'_> {
                 self.say(Code::ColumnTwice, &path, message, Some(hint));
             }
         }
-        self.problems.len() > before
+        let wrong = self.problems.len() > before;
+        if wrong {
+            self.unsound.insert(device.table_name().as_str());
+        }
+        wrong
     }
 
     /// Devices of one table have equal columns.

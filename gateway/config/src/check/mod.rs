@@ -4,7 +4,7 @@
 //! One function for the file, the page and the cluster. No I/O, no side effects; the engine is
 //! behind [`SqlPlanner`]. An item that lost something while it was read is not blamed again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use arrow_schema::SchemaRef;
 
@@ -62,6 +62,7 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
         document,
         tables: document.tables(),
         problems: Problems::new(),
+        unsound: BTreeSet::new(),
     };
     checker.version();
     checker.names();
@@ -84,6 +85,8 @@ struct Checker<'a> {
     document: &'a Document,
     tables: Vec<Table>,
     problems: Problems,
+    /// Tables whose columns cannot be: no SQL is planned against them.
+    unsound: BTreeSet<&'a str>,
 }
 
 impl<'a> Checker<'a> {

@@ -2,7 +2,9 @@
 //! and a part of its message or hint. A case lists all problems: what only follows from another
 //! one is not told.
 
-use crate::stand_in::{checked, problems};
+use tidegate_config::{load_and_check, read_sources};
+
+use crate::stand_in::{Fixed, Refusing, checked, problems, source};
 
 /// Stands before each case; the case itself begins on line 3.
 const HEAD: &str = "version: 1\ngateway: { name: g }\n";
@@ -610,6 +612,10 @@ fn tests_of_the_document() {
             &[("E0601", 6, 24, "did you mean `level`?")],
         ),
         (
+            &test("{ at: 0s, time: 1 }", "{}"),
+            &[("E0601", 6, 24, "stamped by `at`")],
+        ),
+        (
             &test("{ at: 0s, level: high }", "{}"),
             &[("E0601", 6, 31, "takes a number")],
         ),
@@ -698,4 +704,36 @@ fn names_of_points_are_told_once() {
             &[("E0306", 5, 82, "the point `a` stands twice")],
         ),
     ]);
+}
+
+#[test]
+fn torn_files_give_problems_inside_of_them_and_never_a_panic() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../board-configs/examples");
+    let path = std::path::Path::new(folder).join("press-shop.yaml");
+    let whole = read_sources(&path).unwrap().remove(0).text;
+    let lines: Vec<_> = whole.lines().collect();
+    let mut torn: Vec<String> = Vec::new();
+    for gap in 0..lines.len() {
+        torn.push([&lines[..gap], &lines[gap + 1..]].concat().join("\n"));
+        torn.push(
+            [&lines[..gap], &["  x: [1"], &lines[gap..]]
+                .concat()
+                .join("\n"),
+        );
+    }
+    torn.extend(
+        (0..whole.len())
+            .step_by(41)
+            .filter_map(|end| whole.get(..end))
+            .map(str::to_owned),
+    );
+    for text in torn {
+        let found = load_and_check(&[source("t.yaml", &text)], &Fixed::default(), &Refusing);
+        // What is torn off before the first stream is a document too.
+        let Err(found) = found else { continue };
+        let last = u32::try_from(text.lines().count()).unwrap() + 1;
+        for problem in &found {
+            assert!((1..=last).contains(&problem.line), "{problem:?}\n{text}");
+        }
+    }
 }

@@ -55,6 +55,20 @@ impl SqlPlanner for Planner {
     }
 }
 
+/// Refuses all SQL, at a place that is hardly there.
+pub(crate) struct Refusing;
+
+impl SqlPlanner for Refusing {
+    fn plan(&self, _: &str, _: &[PlannedTable<'_>], _: bool) -> Result<SchemaRef, SqlProblem> {
+        let position = Some((2, 70));
+        Err(SqlProblem {
+            message: "refused".to_owned(),
+            position,
+            hint: None,
+        })
+    }
+}
+
 /// An environment that holds what a test says.
 #[derive(Default)]
 pub(crate) struct Fixed {
