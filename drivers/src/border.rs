@@ -54,6 +54,16 @@ pub trait South: Send {
         rows: &'a mut TableBuilder,
     ) -> BoxFuture<'a, Result<Option<Receipt>, Fault>>;
 
+    /// Ends reading: completes the cycle that is under way, if there is one, and starts no other.
+    /// Whole rows may be appended. A listening driver has nothing to complete.
+    fn finish<'a>(&'a mut self, rows: &'a mut TableBuilder) -> BoxFuture<'a, Result<(), Fault>> {
+        debug_assert!(
+            !rows.is_open(),
+            "a driver with cycles completes the open one"
+        );
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Says that all rows up to and including `receipt` are durable: the far side may forget them.
     /// Receipts come in the order in which `read` gave them. Cancel safe.
     fn settle(&mut self, receipt: Receipt) -> BoxFuture<'_, Result<(), Fault>>;

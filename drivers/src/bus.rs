@@ -29,26 +29,30 @@ pub const QUEUE_REQUESTS_MAX: usize = 256;
 /// link with one unit that is switched off is left in peace.
 const REOPEN_TIMEOUTS: u32 = 4;
 const REOPEN_TIMEOUTS_MAX: u32 = 256;
+/// How long requests wait for a connection that is made anew at once, before they are refused: some
+/// devices close the connection after each reply.
+const RECONNECT_GRACE: Duration = Duration::from_millis(200);
 /// Shortest pause between two attempts to connect, whatever the configuration says.
 const BACKOFF_FLOOR: Duration = Duration::from_millis(10);
 
 /// Makes the two ends of a link: one task runs the owner, each device holds a handle.
 pub fn open(name: &str, config: &Bus) -> (BusHandle, BusOwner) {
     let Bus::Tcp(tcp) = config;
+    with_connector(name, tcp, Box::new(TcpConnector(tcp.clone())))
+}
+
+/// The same over any way to connect.
+pub(crate) fn with_connector(
+    name: &str,
+    tcp: &TcpBus,
+    connector: Box<dyn Connect>,
+) -> (BusHandle, BusOwner) {
     let pacing = Pacing {
         connect_timeout: tcp.connect_timeout.duration(),
         inter_request_delay: tcp.inter_request_delay.duration(),
         backoff: Backoff::new(tcp.backoff_min.duration(), tcp.backoff_max.duration(), name),
         tid_check: tcp.tid_check,
     };
-    with_connector(name, pacing, Box::new(TcpConnector(tcp.clone())))
-}
-
-fn with_connector(
-    name: &str,
-    pacing: Pacing,
-    connector: Box<dyn Connect>,
-) -> (BusHandle, BusOwner) {
     let (jobs_in, jobs) = mpsc::channel(QUEUE_REQUESTS_MAX);
     let (link, link_out) = watch::channel(LinkState::Connecting);
     let stats = Arc::new(Stats::default());
@@ -171,11 +175,11 @@ pub(crate) struct Answer {
 }
 
 /// A byte stream to a device.
-trait Link: AsyncRead + AsyncWrite + Unpin + Send {}
+pub(crate) trait Link: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Link for T {}
 
 /// How a connection is made.
-trait Connect: Send {
+pub(crate) trait Connect: Send {
     fn connect(&mut self) -> BoxFuture<'_, io::Result<Box<dyn Link>>>;
 
     /// Where to, for messages.
@@ -310,11 +314,17 @@ impl BusOwner {
     /// Tries until there is a connection, answering requests meanwhile; `None` when all handles
     /// are gone.
     async fn connect(&mut self, mut pause: Duration) -> Option<Box<dyn Link>> {
+        let grace = if pause.is_zero() {
+            RECONNECT_GRACE
+        } else {
+            Duration::ZERO
+        };
+        let refuse_from = Instant::now() + grace;
         loop {
             if !pause.is_zero() {
                 tokio::select! {
                     () = sleep(pause) => {}
-                    never = refuse(&mut self.jobs, &self.stats) => { match never? {} }
+                    never = refuse(&mut self.jobs, &self.stats, refuse_from) => { match never? {} }
                 }
             }
             if self.state.borrow().ne(&LinkState::Down) {
@@ -323,7 +333,7 @@ impl BusOwner {
             let limit = self.pacing.connect_timeout;
             let attempt = tokio::select! {
                 attempt = timeout(limit, self.connector.connect()) => attempt,
-                never = refuse(&mut self.jobs, &self.stats) => match never? {},
+                never = refuse(&mut self.jobs, &self.stats, refuse_from) => match never? {},
             };
             let error = match attempt {
                 Ok(Ok(stream)) => return Some(stream),
@@ -344,8 +354,10 @@ impl BusOwner {
         let idle_tally = [&*link_stats];
         loop {
             let job = tokio::select! {
-                job = self.jobs.recv() => job,
+                // First what came unasked: a closed connection takes no request.
+                biased;
                 failure = connection.idle(Tally(&idle_tally)) => return End::Lost(failure),
+                job = self.jobs.recv() => job,
             };
             let Some(Job {
                 new: mut job,
@@ -410,8 +422,14 @@ struct Served {
     good: bool,
 }
 
-/// Answers every request with the link's last error; `None` when all handles are gone.
-async fn refuse(jobs: &mut mpsc::Receiver<Job>, stats: &Stats) -> Option<Infallible> {
+/// Answers every request with the link's last error, after `from`; `None` when all handles are gone.
+/// Cancel safe.
+async fn refuse(
+    jobs: &mut mpsc::Receiver<Job>,
+    stats: &Stats,
+    from: Instant,
+) -> Option<Infallible> {
+    sleep_until(from).await;
     loop {
         let job = jobs.recv().await?;
         let error = stats

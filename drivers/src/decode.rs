@@ -4,16 +4,21 @@
 //! the register bytes as they came off the wire (high byte first). A value that cannot be right is
 //! null with a reason, never a number. Knows no requests and no addresses.
 
-use crate::south::modbus::{ByteHalf, ModbusPoint, Order, RegisterKind, StringBytes, ValueType};
+use crate::south::modbus::{ByteHalf, ModbusPoint, Order, StringBytes, ValueType};
 use crate::table::{Reason, TableBuilder, Value};
 
-/// What can come out of registers, before scaling.
+/// What can come out of registers.
 #[derive(Debug, Clone, Copy)]
 enum Shape {
-    /// A coil or discrete input.
-    Coil,
     /// A bit of a register, 0 being the least significant.
     Bit(u8),
+    Number(Number),
+    Text(StringBytes),
+    Bytes,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Number {
     I8(ByteHalf),
     U8(ByteHalf),
     I16,
@@ -27,8 +32,6 @@ enum Shape {
     F64,
     Bcd16,
     Bcd32,
-    Text(StringBytes),
-    Bytes,
 }
 
 /// How the raw number becomes the value.
@@ -92,25 +95,25 @@ impl PointDecoder {
     /// passed [`crate::south::modbus::ModbusDevice::problems`].
     pub fn new(point: &ModbusPoint, order: Order) -> Self {
         let half = point.byte.unwrap_or_default();
-        let (shape, wide) = match point.effective_type() {
-            ValueType::Bool if point.register.is_bits() => (Shape::Coil, false),
-            ValueType::Bool => (Shape::Bit(point.bit.unwrap_or(0)), false),
-            ValueType::I8 => (Shape::I8(half), false),
-            ValueType::U8 => (Shape::U8(half), false),
-            ValueType::I16 => (Shape::I16, false),
-            ValueType::U16 => (Shape::U16, false),
-            ValueType::F16 => (Shape::F16, false),
-            ValueType::Bcd16 => (Shape::Bcd16, false),
-            ValueType::String => (Shape::Text(point.string_bytes.unwrap_or_default()), false),
-            ValueType::Bytes => (Shape::Bytes, false),
-            ValueType::I32 => (Shape::I32, true),
-            ValueType::U32 => (Shape::U32, true),
-            ValueType::I64 => (Shape::I64, true),
-            ValueType::U64 => (Shape::U64, true),
-            ValueType::F32 => (Shape::F32, true),
-            ValueType::F64 => (Shape::F64, true),
-            ValueType::Bcd32 => (Shape::Bcd32, true),
+        let shape = match point.effective_type() {
+            ValueType::Bool => Shape::Bit(point.bit.unwrap_or(0)),
+            ValueType::I8 => Shape::Number(Number::I8(half)),
+            ValueType::U8 => Shape::Number(Number::U8(half)),
+            ValueType::I16 => Shape::Number(Number::I16),
+            ValueType::U16 => Shape::Number(Number::U16),
+            ValueType::I32 => Shape::Number(Number::I32),
+            ValueType::U32 => Shape::Number(Number::U32),
+            ValueType::I64 => Shape::Number(Number::I64),
+            ValueType::U64 => Shape::Number(Number::U64),
+            ValueType::F16 => Shape::Number(Number::F16),
+            ValueType::F32 => Shape::Number(Number::F32),
+            ValueType::F64 => Shape::Number(Number::F64),
+            ValueType::Bcd16 => Shape::Number(Number::Bcd16),
+            ValueType::Bcd32 => Shape::Number(Number::Bcd32),
+            ValueType::String => Shape::Text(point.string_bytes.unwrap_or_default()),
+            ValueType::Bytes => Shape::Bytes,
         };
+        let wide = matches!(shape, Shape::Number(_)) && point.quantity() > 1;
         // The device's order speaks of wide values only; a point's own speaks of that point.
         let order = point
             .order
@@ -121,11 +124,6 @@ impl PointDecoder {
             quantity: point.quantity(),
             scaling: Scaling::of(point),
         }
-    }
-
-    /// True where the point is read as a single bit, by [`PointDecoder::decode_bit`].
-    pub fn is_bit_register(kind: RegisterKind) -> bool {
-        kind.is_bits()
     }
 
     /// The bytes that [`PointDecoder::decode`] needs.
@@ -157,7 +155,6 @@ impl PointDecoder {
     ) {
         assert_eq!(registers.len(), self.len(), "a point's registers are whole");
         match self.shape {
-            Shape::Coil => rows.value(column, Value::Bool(registers[1] & 1 == 1)),
             Shape::Bit(bit) => {
                 let word = u16::from_be_bytes(self.ordered(registers));
                 rows.value(column, Value::Bool(word >> bit & 1 == 1));
@@ -167,7 +164,7 @@ impl PointDecoder {
                 self.in_byte_order(registers, scratch);
                 rows.value(column, Value::Bytes(scratch));
             }
-            _ => match self.number(registers) {
+            Shape::Number(number) => match self.number(number, registers) {
                 Some(value) => rows.value(column, self.scaled(value)),
                 None => rows.fail(column, Reason::OutOfRange),
             },
@@ -175,7 +172,7 @@ impl PointDecoder {
     }
 
     /// The raw number; `None` where the digits are not decimal.
-    fn number(&self, registers: &[u8]) -> Option<Value<'static>> {
+    fn number(&self, number: Number, registers: &[u8]) -> Option<Value<'static>> {
         let half = |half: ByteHalf| {
             let [high, low]: [u8; 2] = self.ordered(registers);
             match half {
@@ -183,25 +180,23 @@ impl PointDecoder {
                 ByteHalf::Low => low,
             }
         };
-        Some(match self.shape {
-            Shape::I8(which) => Value::I8(half(which).cast_signed()),
-            Shape::U8(which) => Value::U8(half(which)),
-            Shape::I16 => Value::I16(i16::from_be_bytes(self.ordered(registers))),
-            Shape::I32 => Value::I32(i32::from_be_bytes(self.ordered(registers))),
-            Shape::U32 => Value::U32(u32::from_be_bytes(self.ordered(registers))),
-            Shape::I64 => Value::I64(i64::from_be_bytes(self.ordered(registers))),
-            Shape::U64 => Value::U64(u64::from_be_bytes(self.ordered(registers))),
-            Shape::F16 => Value::F32(half_to_f32(u16::from_be_bytes(self.ordered(registers)))),
-            Shape::F32 => Value::F32(f32::from_be_bytes(self.ordered(registers))),
-            Shape::F64 => Value::F64(f64::from_be_bytes(self.ordered(registers))),
-            Shape::Bcd16 => {
+        Some(match number {
+            Number::I8(which) => Value::I8(half(which).cast_signed()),
+            Number::U8(which) => Value::U8(half(which)),
+            Number::I16 => Value::I16(i16::from_be_bytes(self.ordered(registers))),
+            Number::U16 => Value::U16(u16::from_be_bytes(self.ordered(registers))),
+            Number::I32 => Value::I32(i32::from_be_bytes(self.ordered(registers))),
+            Number::U32 => Value::U32(u32::from_be_bytes(self.ordered(registers))),
+            Number::I64 => Value::I64(i64::from_be_bytes(self.ordered(registers))),
+            Number::U64 => Value::U64(u64::from_be_bytes(self.ordered(registers))),
+            Number::F16 => Value::F32(half_to_f32(u16::from_be_bytes(self.ordered(registers)))),
+            Number::F32 => Value::F32(f32::from_be_bytes(self.ordered(registers))),
+            Number::F64 => Value::F64(f64::from_be_bytes(self.ordered(registers))),
+            Number::Bcd16 => {
                 let digits = decimal(&self.ordered::<2>(registers))?;
                 Value::U16(u16::try_from(digits).ok()?)
             }
-            Shape::Bcd32 => Value::U32(decimal(&self.ordered::<4>(registers))?),
-            Shape::U16 | Shape::Coil | Shape::Bit(_) | Shape::Text(_) | Shape::Bytes => {
-                Value::U16(u16::from_be_bytes(self.ordered(registers)))
-            }
+            Number::Bcd32 => Value::U32(decimal(&self.ordered::<4>(registers))?),
         })
     }
 

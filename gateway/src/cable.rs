@@ -49,7 +49,11 @@ impl Cable {
                 }
             }
         });
-        Ok(Self { addr, link, accepting })
+        Ok(Self {
+            addr,
+            link,
+            accepting,
+        })
     }
 
     /// The address to connect to.

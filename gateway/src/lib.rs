@@ -1,4 +1,23 @@
-//! Placeholder.
+//! The gateway: the only place where configuration, drivers, engine and web routes meet.
+//!
+//! The binary `tidegate` is a thin shell around this library, so that tests can start a gateway
+//! with a clock of their own.
 
+pub mod backoff;
+pub mod batch;
 pub mod broker;
+pub mod build;
 pub mod cable;
+pub mod cli;
+pub mod clock;
+pub mod control;
+pub mod demo;
+pub mod keys;
+pub mod planner;
+pub mod pump;
+pub mod source;
+pub mod status;
+pub mod stream;
+pub mod stream_test;
+pub mod supervisor;
+pub mod table;

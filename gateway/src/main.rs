@@ -1,2 +1,26 @@
-//! Placeholder.
-fn main() {}
+//! The binary `tidegate`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tidegate::cli::{Cli, LogFormat, dispatch};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = match EnvFilter::try_new(&cli.log) {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("tidegate: --log {}: {error}", cli.log);
+            return ExitCode::from(2);
+        }
+    };
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match cli.log_format {
+        LogFormat::Text => logs.init(),
+        LogFormat::Json => logs.json().init(),
+    }
+    dispatch(cli)
+}

@@ -17,5 +17,10 @@ pub(crate) mod scheduler;
 #[cfg(feature = "io")]
 pub mod transaction;
 
+#[cfg(all(test, feature = "io"))]
+pub(crate) mod peer;
+#[cfg(test)]
+pub(crate) mod testing;
+
 pub use plan::{Block, Hole, plan, requests_per_cycle};
-pub use problems::PointProblem;
+pub use problems::{LinkProblem, PointProblem};

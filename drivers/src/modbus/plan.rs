@@ -224,3 +224,7 @@ fn block_of(device: &ModbusDevice, kind: RegisterKind, points: &[usize]) -> Opti
         points: points.to_vec(),
     })
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -5,7 +5,7 @@
 //! are the document's business, not this module's.
 
 use crate::modbus::plan::{ADDRESSES, BITS_MAX, REGISTERS_MAX};
-use crate::south::modbus::{ModbusDevice, ModbusPoint, Order, RegisterKind, ValueType};
+use crate::south::modbus::{Bus, ModbusDevice, ModbusPoint, Order, RegisterKind, ValueType};
 
 /// One thing that cannot work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,11 +98,9 @@ impl ModbusDevice {
             } else {
                 "type"
             };
-            found.add(
-                field,
-                message,
-                "a point is never read in two requests: raise `max_registers` or make it shorter",
-            );
+            let hint = "a point is never read in two requests: make it shorter, or raise \
+                        `max_registers` if the device allows it";
+            found.add(field, message, hint);
         }
         if let Some(poll) = &point.poll
             && !self.polls.iter().any(|p| p.name == *poll)
@@ -227,6 +225,65 @@ fn check_type(point: &ModbusPoint, found: &mut Problems) {
     }
 }
 
+/// One thing of a link that cannot work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkProblem {
+    /// The field's name in the configuration.
+    pub field: &'static str,
+    /// What is wrong.
+    pub message: String,
+    /// What would be right.
+    pub hint: String,
+}
+
+impl Bus {
+    /// Everything that cannot work in this link's configuration.
+    pub fn problems(&self) -> Vec<LinkProblem> {
+        let Self::Tcp(tcp) = self;
+        let wrong = [
+            (
+                tcp.host.trim().is_empty(),
+                "host",
+                "is empty",
+                "a host name or IP address",
+            ),
+            (
+                tcp.port == 0,
+                "port",
+                "is 0",
+                "1 to 65535; Modbus devices listen on 502",
+            ),
+            (
+                tcp.connect_timeout.duration().is_zero(),
+                "connect_timeout",
+                "is zero",
+                "such as `3s`",
+            ),
+            (
+                tcp.backoff_min.duration().is_zero(),
+                "backoff_min",
+                "is zero",
+                "such as `500ms`",
+            ),
+            (
+                tcp.backoff_max < tcp.backoff_min,
+                "backoff_max",
+                "is shorter than `backoff_min`",
+                "at least as long",
+            ),
+        ];
+        wrong
+            .into_iter()
+            .filter(|(wrong, ..)| *wrong)
+            .map(|(_, field, what, hint)| LinkProblem {
+                field,
+                message: format!("`{field}` {what}"),
+                hint: hint.to_owned(),
+            })
+            .collect()
+    }
+}
+
 struct Problems {
     point: Option<usize>,
     all: Vec<PointProblem>,
@@ -278,3 +335,7 @@ impl ValueType {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "problems_tests.rs"]
+mod tests;

@@ -222,8 +222,8 @@ impl Scheduler {
                 match failure {
                     Failure::Timeout(_) => {
                         self.timeouts += 1;
-                        let probing = self.probe.is_some() && self.answered.is_none();
-                        if probing || self.timeouts >= TIMEOUTS_MAX {
+                        let was_silent = self.silent_cycles > 0 && self.answered.is_none();
+                        if was_silent || self.timeouts >= TIMEOUTS_MAX {
                             self.give_up(&failure);
                         }
                     }

@@ -286,7 +286,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         self.transaction = self.transaction.wrapping_add(1);
         if self.tid_check == TidCheck::Lenient {
             // Nothing that came before the request may be its reply.
-            self.decoder.clear();
+            while let Ok(Some(_)) = self.decoder.next_frame() {
+                tally.add(Counter::StaleReplies, 1);
+            }
         }
         let mut last_dropped = None;
         let exchange = self.exchange(request, data, tally, &mut last_dropped);

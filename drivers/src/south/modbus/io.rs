@@ -114,7 +114,7 @@ impl ModbusSouth {
             Ok(Err(Gone)) => Err(self.gone()),
             Err(_) => {
                 self.missed(self.bus.stats().last_error());
-                self.plan_next(due);
+                self.due = Some(next_due(due, self.period, Instant::now()).0);
                 Ok(false)
             }
         }
@@ -182,7 +182,7 @@ impl ModbusSouth {
     }
 
     /// Writes the cycle's row and shows what it came to.
-    fn finish(&mut self, rows: &mut TableBuilder) {
+    fn end_cycle(&mut self, rows: &mut TableBuilder) {
         self.phase = Phase::Idle;
         let holes = self.scheduler.holes().len();
         let outcome = self
@@ -259,8 +259,19 @@ impl South for ModbusSouth {
                 self.phase = Phase::Running;
             }
             self.cycle().await?;
-            self.finish(rows);
+            self.end_cycle(rows);
             Ok(None)
+        })
+    }
+
+    /// What was asked has been served: its answer is read, and the cycle completed.
+    fn finish<'a>(&'a mut self, rows: &'a mut TableBuilder) -> BoxFuture<'a, Result<(), Fault>> {
+        Box::pin(async move {
+            if !matches!(self.phase, Phase::Idle) {
+                self.cycle().await?;
+                self.end_cycle(rows);
+            }
+            Ok(())
         })
     }
 

@@ -1,0 +1,76 @@
+//! `tidegate explain`: a configuration's values and their origin, what is polled, how each stream
+//! is computed; or an error code.
+
+use std::path::Path;
+
+use tidegate_config::{StreamSection, explain as explain_document, explain_code};
+use tidegate_engine::Sql;
+
+use super::FAILURE;
+use super::check::{fail, load_or_explain};
+use crate::build::stream_spec;
+
+/// Memory that planning may use; nothing is executed.
+const PLAN_MEMORY: usize = 16 << 20;
+
+/// Explains `subject` (a stream or an error code), or the whole configuration.
+pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
+    if let Some(code) = subject.filter(|s| is_code(s)) {
+        return match explain_code(code) {
+            Some(text) => {
+                println!("{code}\n\n{text}");
+                0
+            }
+            None => fail(format_args!("there is no error code {code}")),
+        };
+    }
+    let checked = match load_or_explain(config) {
+        Ok(checked) => checked,
+        Err(code) => return code,
+    };
+    let document = &checked.loaded.document;
+    let streams: Vec<&StreamSection> = document
+        .streams
+        .iter()
+        .filter(|s| subject.is_none_or(|name| s.name.as_str() == name))
+        .collect();
+    if let (Some(name), true) = (subject, streams.is_empty()) {
+        return fail(format_args!("there is no stream `{name}`"));
+    }
+    if subject.is_none() {
+        println!("{}", explain_document(&checked.loaded).trim_end());
+    }
+    let sql = match Sql::new(PLAN_MEMORY) {
+        Ok(sql) => sql,
+        Err(error) => return fail(error),
+    };
+    for stream in streams {
+        let spec = stream_spec(document, stream, stream.event_time);
+        let query = match sql.plan(&stream.sql, &spec.tables, spec.window.is_some()) {
+            Ok(query) => query,
+            Err(error) => {
+                eprintln!("tidegate: stream {}: {error}", stream.name);
+                return FAILURE;
+            }
+        };
+        println!("\nstream {}", stream.name);
+        for table in &spec.tables {
+            println!(
+                "  reads {} by its column `{}`",
+                table.name, table.time_column
+            );
+        }
+        for line in query
+            .explain()
+            .lines()
+            .take(if plan { usize::MAX } else { 1 })
+        {
+            println!("  {line}");
+        }
+    }
+    0
+}
+
+fn is_code(text: &str) -> bool {
+    text.len() == 5 && text.starts_with('E') && text[1..].bytes().all(|b| b.is_ascii_digit())
+}

@@ -1,0 +1,157 @@
+//! The command line: what is accepted, and which file does it.
+//!
+//! Exit codes: 0 done · 1 failure · 2 usage · 75 locked or temporary · 78 configuration refused.
+
+pub mod check;
+pub mod explain;
+pub mod run;
+pub mod sim;
+pub mod socket;
+pub mod test;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::demo::DemoArgs;
+
+/// Something failed.
+pub const FAILURE: u8 = 1;
+/// Something is locked by another process, or will pass.
+pub const TEMPORARY: u8 = 75;
+/// The configuration was refused.
+pub const CONFIG_REFUSED: u8 = 78;
+
+/// Where the configuration is looked for.
+pub const DEFAULT_CONFIG: &str = "/etc/tidegate/tidegate.yaml";
+
+/// Turns an industrial gateway into a trustworthy source of data.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate", version, max_term_width = 100)]
+pub struct Cli {
+    /// What is logged: `error`, `warn`, `info`, `debug`, `trace`, also per module as in
+    /// `info,tidegate_drivers=debug`.
+    #[arg(
+        long,
+        global = true,
+        env = "TIDEGATE_LOG",
+        default_value = "info",
+        value_name = "LEVELS"
+    )]
+    pub log: String,
+    /// How logs are written to standard error.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// How logs are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// How problems and results are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Human,
+    /// JSON.
+    Json,
+    /// Annotations for a GitHub workflow.
+    Github,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the gateway.
+    Run {
+        /// The configuration: a file, or a folder of YAML files.
+        #[arg(default_value = DEFAULT_CONFIG)]
+        config: PathBuf,
+    },
+    /// Check a configuration and say all that is wrong with it.
+    Check {
+        /// The configuration: a file, or a folder of YAML files.
+        #[arg(default_value = DEFAULT_CONFIG)]
+        config: PathBuf,
+        /// How problems are written.
+        #[arg(long, value_enum, default_value_t = Format::Human)]
+        format: Format,
+    },
+    /// Run the tests that stand in a configuration, on virtual time.
+    Test {
+        /// The configuration: a file, or a folder of YAML files.
+        #[arg(default_value = DEFAULT_CONFIG)]
+        config: PathBuf,
+        /// Run only tests whose name contains this.
+        #[arg(long)]
+        filter: Option<String>,
+    },
+    /// Explain a configuration (every value and its origin, what is polled, how each stream is
+    /// computed), or an error code.
+    Explain {
+        /// A stream's name, or an error code such as E0123.
+        subject: Option<String>,
+        /// The configuration: a file, or a folder of YAML files.
+        #[arg(short, long, default_value = DEFAULT_CONFIG)]
+        config: PathBuf,
+        /// Show the query plans too.
+        #[arg(long)]
+        plan: bool,
+    },
+    /// Print the JSON schema of the configuration.
+    Schema,
+    /// Simulate a plant of Modbus devices.
+    Sim {
+        /// The plant's description.
+        plant: PathBuf,
+        /// Stop after so long, such as `30s`; left out, at Ctrl-C.
+        #[arg(long = "for", value_name = "DURATION")]
+        lasting: Option<tidegate_drivers::types::Span>,
+    },
+    /// Show it all with a simulated plant, a broker and a cable to pull. Needs no configuration.
+    Demo(DemoArgs),
+    /// Show what a running gateway is doing, as JSON.
+    Status(SocketArgs),
+    /// Ask a running gateway whether its streams work; exit code 0 if so.
+    Healthcheck(SocketArgs),
+}
+
+/// How to reach a running gateway.
+#[derive(Debug, clap::Args)]
+pub struct SocketArgs {
+    /// The gateway's control socket: `control.sock` in its store's folder.
+    #[arg(long, default_value = "/var/lib/tidegate/control.sock")]
+    pub socket: PathBuf,
+}
+
+/// Does what the command line says.
+pub fn dispatch(cli: Cli) -> ExitCode {
+    let code = match cli.command {
+        Command::Run { config } => run::run(&config),
+        Command::Check { config, format } => check::check(&config, format),
+        Command::Test { config, filter } => test::test(&config, filter.as_deref()),
+        Command::Explain {
+            subject,
+            config,
+            plan,
+        } => explain::explain(subject.as_deref(), &config, plan),
+        Command::Schema => {
+            print!("{}", tidegate_config::schema::schema_json());
+            0
+        }
+        Command::Sim { plant, lasting } => sim::sim(&plant, lasting),
+        Command::Demo(args) => crate::demo::demo(&args),
+        Command::Status(args) => socket::status(&args.socket),
+        Command::Healthcheck(args) => socket::healthcheck(&args.socket),
+    };
+    ExitCode::from(code)
+}

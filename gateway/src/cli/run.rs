@@ -1,0 +1,168 @@
+//! `tidegate run`: config → build → spawn → drain.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_config::Document;
+use tidegate_config::ProcessEnvironment;
+use tidegate_engine::store::StoreError;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::check::{Checked, fail, load_or_explain};
+use super::{FAILURE, TEMPORARY};
+use crate::build::{Running, StartError, Surroundings, start};
+use crate::clock::SystemClock;
+use crate::control::{Http, Socket};
+use crate::status::warnings;
+use crate::supervisor::{Health, supervise};
+
+/// Runs the gateway until SIGTERM, SIGINT or a request on the control socket.
+pub fn run(path: &Path) -> u8 {
+    let checked = match load_or_explain(path) {
+        Ok(checked) => checked,
+        Err(code) => return code,
+    };
+    if !checked.warnings.is_empty() {
+        eprint!("{}", checked.warnings.human());
+    }
+    let (io, compute) = match runtimes() {
+        Ok(runtimes) => runtimes,
+        Err(error) => return fail(format_args!("cannot start threads: {error}")),
+    };
+    let code = io.block_on(serve(checked, compute.handle().clone()));
+    // Whatever still computes holds nothing that is not in the store.
+    compute.shutdown_background();
+    io.shutdown_background();
+    code
+}
+
+/// The two runtimes: drivers, pumps and pages on one, streams on the other, so that pollers never
+/// share a thread with a window close.
+pub fn runtimes() -> std::io::Result<(tokio::runtime::Runtime, tokio::runtime::Runtime)> {
+    let runtime = |name: &str, threads| {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name(name)
+            .enable_all()
+            .build()
+    };
+    Ok((runtime("tidegate-io", 2)?, runtime("tidegate-sql", 1)?))
+}
+
+async fn serve(checked: Checked, compute: tokio::runtime::Handle) -> u8 {
+    let document = &checked.loaded.document;
+    // Signals are caught before anything can be in the middle of something.
+    let mut quit = match Quit::new() {
+        Ok(quit) => quit,
+        Err(error) => return fail(format_args!("cannot catch signals: {error}")),
+    };
+    let around = Surroundings {
+        clock: Arc::new(SystemClock),
+        environment: Arc::new(ProcessEnvironment),
+        compute,
+        warnings: warnings(&checked.warnings),
+    };
+    let running = match start(document, &around) {
+        Ok(running) => running,
+        Err(error @ StartError::Store(StoreError::Locked { .. })) => {
+            fail(error);
+            return TEMPORARY;
+        }
+        Err(error) => return fail(error),
+    };
+    let doors = Doors::open(document, &running, &quit.asked);
+    let store_failed = tokio::select! {
+        () = quit.wait() => None,
+        error = running.store.failed() => Some(error),
+    };
+    if let Some(error) = store_failed {
+        return fail(format_args!("store: {error}; leaving for a restart"));
+    }
+    tracing::info!("stopping");
+    let grace = document.gateway.shutdown_grace.duration();
+    let code = tokio::select! {
+        code = stop(running, grace) => code,
+        // A second signal: leave at once. The store is whole at every instant.
+        () = quit.wait() => FAILURE,
+    };
+    doors.close().await;
+    code
+}
+
+async fn stop(running: Running, grace: Duration) -> u8 {
+    match running.shutdown(grace).await {
+        Ok(()) => 0,
+        Err(error) => fail(format_args!("store: {error}")),
+    }
+}
+
+/// SIGTERM, SIGINT, or a request on the control socket.
+struct Quit {
+    term: Signal,
+    int: Signal,
+    asked: CancellationToken,
+}
+
+impl Quit {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+            asked: CancellationToken::new(),
+        })
+    }
+
+    /// Waits for the next one; a request on the socket counts once.
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+            () = self.asked.cancelled() => self.asked = CancellationToken::new(),
+        }
+    }
+}
+
+/// The listeners of a running gateway.
+pub struct Doors {
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+    /// The address of the status page, once it is bound.
+    pub http: watch::Receiver<Option<std::net::SocketAddr>>,
+}
+
+impl Doors {
+    /// Opens the HTTP listener and the control socket; `quit` is cancelled on request.
+    pub fn open(document: &Document, running: &Running, quit: &CancellationToken) -> Self {
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        let (bound, http) = watch::channel(None);
+        let page = Http {
+            listen: document.web.listen.clone(),
+            console: running.status.clone(),
+            stop: stop.clone(),
+            bound,
+        };
+        let socket = Socket {
+            dir: PathBuf::from(&document.store.path),
+            console: running.status.clone(),
+            quit: quit.clone(),
+            stop: stop.clone(),
+        };
+        let (a, b) = (stop.clone(), stop.clone());
+        tasks.spawn(async { supervise("web", "http", Arc::new(Health::default()), a, page).await });
+        tasks.spawn(async {
+            supervise("web", "socket", Arc::new(Health::default()), b, socket).await;
+        });
+        Self { stop, tasks, http }
+    }
+
+    /// Ends both listeners.
+    pub async fn close(mut self) {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
+}

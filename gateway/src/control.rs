@@ -1,0 +1,135 @@
+//! The gateway's doors: HTTP on loopback for looking, a Unix socket for control.
+//!
+//! A busy port is a red part that is tried again, never a reason not to read the plant.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_web_ui::{Console, Control};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::supervisor::{Exit, Part};
+
+/// The HTTP listener.
+pub struct Http {
+    /// Address and port.
+    pub listen: String,
+    /// What is shown.
+    pub console: Arc<dyn Console>,
+    /// Ends serving.
+    pub stop: CancellationToken,
+    /// Told the address once it is bound.
+    pub bound: tokio::sync::watch::Sender<Option<std::net::SocketAddr>>,
+}
+
+impl Part for Http {
+    async fn run(&mut self) -> Exit {
+        let listener = match TcpListener::bind(&self.listen).await {
+            Ok(listener) => listener,
+            Err(error) => {
+                return Exit::Failed(format!(
+                    "cannot listen on {}: {error}; is another program there? (`web.listen`)",
+                    self.listen
+                ));
+            }
+        };
+        if let Ok(address) = listener.local_addr() {
+            tracing::info!(url = %format_args!("http://{address}/"), "status page");
+            self.bound.send_replace(Some(address));
+        }
+        let router = tidegate_web_ui::router(self.console.clone());
+        tidegate_web_ui::serve_tcp(listener, router, self.stop.clone()).await;
+        Exit::Done
+    }
+}
+
+/// Ends the gateway as SIGTERM does.
+struct Stop(CancellationToken);
+
+impl Control for Stop {
+    fn stop(&self) {
+        self.0.cancel();
+    }
+}
+
+/// The control socket, `control.sock` in the store's folder, for this user alone.
+pub struct Socket {
+    /// The store's folder.
+    pub dir: std::path::PathBuf,
+    /// What is shown.
+    pub console: Arc<dyn Console>,
+    /// Cancelled when somebody asks the gateway to end.
+    pub quit: CancellationToken,
+    /// Ends serving.
+    pub stop: CancellationToken,
+}
+
+impl Part for Socket {
+    async fn run(&mut self) -> Exit {
+        let path = self.dir.join("control.sock");
+        let listener = match tidegate_web_ui::bind_unix(&path) {
+            Ok(listener) => listener,
+            Err(error) => {
+                return Exit::Failed(format!("control socket {}: {error}", path.display()));
+            }
+        };
+        let control = Arc::new(Stop(self.quit.clone()));
+        let router = tidegate_web_ui::control_router(self.console.clone(), control);
+        tidegate_web_ui::serve_unix(listener, router, self.stop.clone()).await;
+        remove(&path);
+        Exit::Done
+    }
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path) {
+        tracing::warn!(path = %path.display(), %error, "the control socket stays behind");
+    }
+}
+
+/// How long an answer on the control socket may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Asks a running gateway over its control socket. Returns the HTTP status and the body.
+pub async fn ask(socket: &Path, method: &str, path: &str) -> std::io::Result<(u16, String)> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let talk = async {
+        let mut stream = tokio::net::UnixStream::connect(socket).await?;
+        let request =
+            format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        // Bounded: a status of ten thousand parts is far below this.
+        stream.take(64 << 20).read_to_string(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, talk)
+        .await
+        .map_err(|_| std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer"))??;
+    parse(&answer).ok_or_else(|| {
+        std::io::Error::new(std::io::ErrorKind::InvalidData, "the answer is not HTTP")
+    })
+}
+
+/// Splits an answer into its status and its body.
+fn parse(answer: &str) -> Option<(u16, String)> {
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+    Some((status, body.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_has_a_status_and_a_body() {
+        let answer = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 2\r\n\r\nno";
+        assert_eq!(parse(answer), Some((503, "no".to_owned())));
+        assert_eq!(parse("SSH-2.0\r\n\r\n"), None);
+        assert_eq!(parse("HTTP/1.1 200 OK\r\n"), None);
+    }
+}

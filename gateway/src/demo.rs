@@ -1,0 +1,483 @@
+//! `tidegate demo`: a simulated plant, a gateway and a broker in one process, and a cable between
+//! the last two that can be pulled.
+//!
+//! The proof is a comparison of two sides that the gateway does not touch: what the simulator
+//! served and what a subscriber received. The gateway's own counters take no part in it. The cable
+//! is plugged for the first time only after the subscriber's SUBACK, so that nothing is published
+//! into a broker that knows no subscriber.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tidegate_config::Document;
+use tidegate_config::{Environment, ProcessEnvironment, SourceFile, load_and_check, load_other};
+use tidegate_drivers::sim::{Served, Sim, SimDoc};
+use tidegate_drivers::types::Span;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::broker::Broker;
+use crate::build::{Running, Surroundings, start};
+use crate::cable::Cable;
+use crate::cli::FAILURE;
+use crate::cli::check::fail;
+use crate::cli::run::{Doors, runtimes};
+use crate::clock::SystemClock;
+use crate::keys::{Keys, read_keys};
+use crate::planner::EnginePlanner;
+
+/// What the demo takes from the command line.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DemoArgs {
+    /// End after so long, such as `30s`; left out, with `q` or Ctrl-C.
+    #[arg(long = "for", value_name = "DURATION")]
+    pub lasting: Option<Span>,
+    /// Pull the cable in between, such as `10s..20s`.
+    #[arg(long, value_name = "FROM..TO")]
+    pub outage: Option<Outage>,
+    /// How results are printed.
+    #[arg(long, value_enum, default_value_t = DemoFormat::Text)]
+    pub format: DemoFormat,
+    /// Address of the status page; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+}
+
+/// How results are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum DemoFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line; the last one is the ledger.
+    Json,
+}
+
+/// When the cable is out, counted from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outage {
+    from: Duration,
+    to: Duration,
+}
+
+impl FromStr for Outage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (from, to) = text.split_once("..").ok_or("write it as `10s..20s`")?;
+        let span = |text: &str| text.parse::<Span>().map_err(|e| e.to_string());
+        let (from, to) = (span(from)?.duration(), span(to)?.duration());
+        if from < to {
+            Ok(Self { from, to })
+        } else {
+            Err("it must end after it begins".to_owned())
+        }
+    }
+}
+
+/// The last line of the demo: what was served against what arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct DemoLedger {
+    /// Readings that the simulator served.
+    pub served: usize,
+    /// Different readings that the subscriber received.
+    pub delivered: usize,
+    /// Readings that were served and did not arrive.
+    pub lost: usize,
+    /// Messages that arrived again with an id that had arrived before.
+    pub duplicates: usize,
+}
+
+const PLANT: &str = include_str!("../../board-configs/sim/plant.yaml");
+const CONFIG: &str = include_str!("../../board-configs/sim/demo.yaml");
+
+/// How long the outbox may take to drain at the end.
+const DRAIN_MAX: Duration = Duration::from_secs(60);
+
+/// How long the last messages may take from the broker to the subscriber.
+const ARRIVE_MAX: Duration = Duration::from_secs(10);
+
+/// Runs the demo. Exit code 1 when a reading was lost.
+pub fn demo(args: &DemoArgs) -> u8 {
+    let (io, compute) = match runtimes() {
+        Ok(runtimes) => runtimes,
+        Err(error) => return fail(format_args!("cannot start threads: {error}")),
+    };
+    let dir = std::env::temp_dir().join(format!("tidegate-demo-{}", std::process::id()));
+    let code = match io.block_on(play(args, &dir, compute.handle().clone())) {
+        Ok(ledger) if ledger.lost == 0 => 0,
+        Ok(_) => FAILURE,
+        Err(error) => fail(error),
+    };
+    if let Err(error) = std::fs::remove_dir_all(&dir) {
+        tracing::warn!(dir = %dir.display(), %error, "the demo's folder stays behind");
+    }
+    compute.shutdown_background();
+    io.shutdown_background();
+    code
+}
+
+async fn play(
+    args: &DemoArgs,
+    dir: &Path,
+    compute: tokio::runtime::Handle,
+) -> anyhow::Result<DemoLedger> {
+    let sim = Sim::start(plant_document()?).await?;
+    let broker = Broker::start(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+    let cable = Cable::start(broker.addr()).await?;
+    let mut subscriber = Subscriber::connect(broker.addr()).await?;
+    cable.plug();
+
+    let plant = sim
+        .addr("plant")
+        .ok_or_else(|| anyhow::anyhow!("the plant has no server"))?;
+    let values = DemoEnvironment(BTreeMap::from([
+        ("DEMO_STORE", dir.display().to_string()),
+        ("DEMO_LISTEN", args.listen.to_string()),
+        ("DEMO_PLANT_PORT", plant.port().to_string()),
+        ("DEMO_BROKER_PORT", cable.addr().port().to_string()),
+    ]));
+    let document = gateway_document(&values)?;
+    let around = Surroundings {
+        clock: Arc::new(SystemClock),
+        environment: Arc::new(ProcessEnvironment),
+        compute,
+        warnings: Vec::new(),
+    };
+    let mut running = start(&document, &around)?;
+    let quit = CancellationToken::new();
+    let mut doors = Doors::open(&document, &running, &quit);
+    let screen = Screen {
+        format: args.format,
+    };
+    screen.head(
+        plant,
+        broker.addr(),
+        doors
+            .http
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|a| *a),
+    );
+
+    let keys = Keys::take(args.format == DemoFormat::Text && std::io::stdin().is_terminal());
+    watch(args, &cable, &mut subscriber, &screen, &quit, &keys).await;
+    drop(keys);
+
+    cable.plug();
+    screen.say("polling stops; the outbox drains");
+    let ledger = settle(&mut running, sim, &mut subscriber, &screen).await;
+    running
+        .shutdown(document.gateway.shutdown_grace.duration())
+        .await?;
+    doors.close().await;
+    drop(cable);
+    broker.stop().await;
+    screen.ledger(ledger);
+    Ok(ledger)
+}
+
+/// Prints results and obeys keys and times until the end.
+async fn watch(
+    args: &DemoArgs,
+    cable: &Cable,
+    subscriber: &mut Subscriber,
+    screen: &Screen,
+    quit: &CancellationToken,
+    keys: &Keys,
+) {
+    let start = Instant::now();
+    let at = |after: Option<Duration>| async move {
+        match after {
+            Some(after) => tokio::time::sleep_until(start + after).await,
+            None => std::future::pending().await,
+        }
+    };
+    let (end, pull, plug) = (
+        at(args.lasting.map(Span::duration)),
+        at(args.outage.map(|o| o.from)),
+        at(args.outage.map(|o| o.to)),
+    );
+    let interrupt = tokio::signal::ctrl_c();
+    tokio::pin!(end, pull, plug, interrupt);
+    let (mut pulled, mut replugged) = (false, false);
+    let mut typed = read_keys(keys);
+    loop {
+        tokio::select! {
+            () = &mut end => return,
+            () = quit.cancelled() => return,
+            result = &mut interrupt => {
+                if let Err(error) = result {
+                    tracing::error!(%error, "cannot catch Ctrl-C");
+                }
+                return;
+            }
+            () = &mut pull, if !pulled => {
+                pulled = true;
+                cable.pull();
+                screen.say("cable pulled: results wait in the store");
+            }
+            () = &mut plug, if !replugged => {
+                replugged = true;
+                cable.plug();
+                screen.say("cable plugged: the backlog comes first, in order");
+            }
+            Some(key) = typed.recv() => match key {
+                b'q' => return,
+                b'p' if cable.is_plugged() => {
+                    cable.pull();
+                    screen.say("cable pulled: results wait in the store; p plugs it again");
+                }
+                b'p' => {
+                    cable.plug();
+                    screen.say("cable plugged: the backlog comes first, in order");
+                }
+                _ => {}
+            },
+            message = subscriber.next() => screen.message(&message),
+        }
+    }
+}
+
+/// Stops polling, lets the outbox drain, waits for the last messages, and compares.
+async fn settle(
+    running: &mut Running,
+    sim: Sim,
+    subscriber: &mut Subscriber,
+    screen: &Screen,
+) -> DemoLedger {
+    if !running.stop_sources(DRAIN_MAX).await {
+        tracing::error!("some parts did not end in time");
+    }
+    let drained = running.drained(DRAIN_MAX);
+    tokio::pin!(drained);
+    loop {
+        tokio::select! {
+            in_time = &mut drained => {
+                if !in_time {
+                    tracing::error!("the outbox did not drain in time");
+                }
+                break;
+            }
+            message = subscriber.next() => screen.message(&message),
+        }
+    }
+    let served: BTreeSet<i64> = readings(&sim.stop().await);
+    let deadline = Instant::now() + ARRIVE_MAX;
+    while !served.is_subset(&subscriber.readings) {
+        match tokio::time::timeout_at(deadline, subscriber.next()).await {
+            Ok(message) => screen.message(&message),
+            Err(_) => break,
+        }
+    }
+    DemoLedger {
+        served: served.len(),
+        delivered: subscriber.readings.len(),
+        lost: served.difference(&subscriber.readings).count(),
+        duplicates: subscriber.duplicates,
+    }
+}
+
+fn readings(served: &Served) -> BTreeSet<i64> {
+    served
+        .counter("reading")
+        .map(|c| c.values().collect())
+        .unwrap_or_default()
+}
+
+fn plant_document() -> anyhow::Result<SimDoc> {
+    let file = SourceFile {
+        name: "plant.yaml".to_owned(),
+        text: PLANT.to_owned(),
+    };
+    load_other(&file, &ProcessEnvironment)
+        .map(|(document, _)| document)
+        .map_err(|problems| anyhow::anyhow!("{}", problems.human()))
+}
+
+fn gateway_document(environment: &dyn Environment) -> anyhow::Result<Document> {
+    let file = SourceFile {
+        name: "demo.yaml".to_owned(),
+        text: CONFIG.to_owned(),
+    };
+    load_and_check(&[file], environment, &EnginePlanner::default())
+        .map(|(loaded, _)| loaded.document)
+        .map_err(|problems| anyhow::anyhow!("{}", problems.human()))
+}
+
+/// The ports and folders of this run, in place of environment variables.
+struct DemoEnvironment(BTreeMap<&'static str, String>);
+
+impl Environment for DemoEnvironment {
+    fn var(&self, name: &str) -> Option<String> {
+        self.0.get(name).cloned()
+    }
+
+    fn read(&self, path: &str) -> Result<String, String> {
+        ProcessEnvironment.read(path)
+    }
+}
+
+/// A message as the far side sees it.
+#[derive(Debug)]
+struct Message {
+    topic: String,
+    body: serde_json::Value,
+}
+
+/// The far side: an MQTT client of the broker that has nothing to do with the gateway.
+struct Subscriber {
+    messages: mpsc::Receiver<Message>,
+    ids: BTreeSet<String>,
+    readings: BTreeSet<i64>,
+    duplicates: usize,
+    task: tokio::task::JoinHandle<()>,
+}
+
+/// Messages between the client and the demo's loop.
+const MESSAGES_MAX: usize = 1024;
+
+impl Subscriber {
+    /// Connects and returns after the SUBACK.
+    async fn connect(broker: SocketAddr) -> anyhow::Result<Self> {
+        use rumqttc::{AsyncClient, Event, MqttOptions, Packet, QoS};
+
+        let host = (broker.ip().to_string(), broker.port());
+        let mut options = MqttOptions::new("tidegate-demo-subscriber", host);
+        options.set_max_packet_size(1 << 20, 1 << 20);
+        let (client, mut events) = AsyncClient::builder(options).capacity(16).build();
+        client.subscribe("demo/#", QoS::AtLeastOnce).await?;
+        loop {
+            if let Event::Incoming(Packet::SubAck(_)) = events.poll().await? {
+                break;
+            }
+        }
+        let (tx, messages) = mpsc::channel(MESSAGES_MAX);
+        let task = tokio::spawn(async move {
+            // The client must live as long as its events are read.
+            let _client = client;
+            loop {
+                let publish = match events.poll().await {
+                    Ok(Event::Incoming(Packet::Publish(publish))) => publish,
+                    Ok(_) => continue,
+                    Err(error) => {
+                        tracing::error!(%error, "the demo's subscriber lost the broker");
+                        return;
+                    }
+                };
+                let topic = String::from_utf8_lossy(publish.topic.as_ref()).into_owned();
+                let body = serde_json::from_slice(&publish.payload).unwrap_or_default();
+                if tx.send(Message { topic, body }).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self {
+            messages,
+            ids: BTreeSet::new(),
+            readings: BTreeSet::new(),
+            duplicates: 0,
+            task,
+        })
+    }
+
+    /// The next message, counted; waits for ever when there is none. Cancel safe.
+    async fn next(&mut self) -> Message {
+        let Some(message) = self.messages.recv().await else {
+            return std::future::pending().await;
+        };
+        match message.body.get("_id").and_then(|id| id.as_str()) {
+            Some(id) if self.ids.insert(id.to_owned()) => {}
+            _ => self.duplicates += 1,
+        }
+        if let Some(reading) = message
+            .body
+            .get("reading")
+            .and_then(serde_json::Value::as_i64)
+        {
+            self.readings.insert(reading);
+        }
+        message
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What the user sees.
+struct Screen {
+    format: DemoFormat,
+}
+
+impl Screen {
+    fn head(&self, plant: SocketAddr, broker: SocketAddr, page: Option<SocketAddr>) {
+        if self.format == DemoFormat::Json {
+            return;
+        }
+        println!("Tidegate demo: a simulated plant, a gateway, a broker, and a cable to pull.");
+        println!("  plant   Modbus TCP on {plant}, polled every 250 ms");
+        println!("  broker  MQTT on {broker}; the gateway reaches it through the cable");
+        if let Some(page) = page {
+            println!("  status  http://{page}/api/v1/status");
+        }
+        println!("  keys    p pulls and plugs the cable · q ends and compares both sides\n");
+        println!(
+            "{:>16} {:>8} {:>9} {:>10} {:>11} {:>6}",
+            "window ends", "readings", "u_l1 V", "p_l1 W", "temperature", "good"
+        );
+    }
+
+    fn say(&self, text: &str) {
+        match self.format {
+            DemoFormat::Text => println!("-- {text}"),
+            DemoFormat::Json => tracing::info!("{text}"),
+        }
+    }
+
+    /// Prints a windowed result; single readings are only counted.
+    fn message(&self, message: &Message) {
+        if message.topic != "demo/power_2s" {
+            return;
+        }
+        if self.format == DemoFormat::Json {
+            println!("{}", message.body);
+            return;
+        }
+        let number = |name: &str| message.body.get(name).and_then(serde_json::Value::as_f64);
+        let end = message
+            .body
+            .get("window_end")
+            .and_then(|v| v.as_str())
+            .unwrap_or_default();
+        let clock = end.get(11..23).unwrap_or(end);
+        println!(
+            "{clock:>16} {:>8} {:>9.2} {:>10.1} {:>11.1} {:>6.2}",
+            number("readings").unwrap_or(f64::NAN),
+            number("u_l1").unwrap_or(f64::NAN),
+            number("p_l1").unwrap_or(f64::NAN),
+            number("temperature").unwrap_or(f64::NAN),
+            number("good").unwrap_or(f64::NAN),
+        );
+    }
+
+    fn ledger(&self, ledger: DemoLedger) {
+        if self.format == DemoFormat::Json {
+            println!("{}", serde_json::json!({ "ledger": ledger }));
+            return;
+        }
+        println!("\nserved by the plant       {:>8}", ledger.served);
+        println!("received by the far side  {:>8}", ledger.delivered);
+        println!("lost                      {:>8}", ledger.lost);
+        println!("duplicates                {:>8}", ledger.duplicates);
+    }
+}

@@ -1,0 +1,247 @@
+//! One device or feed at work: reads its driver, closes batches, hands them to the table, and
+//! tells the driver when rows are durable.
+//!
+//! A polled device cannot be paused: where its table cannot keep up, its rows are counted as
+//! refused and reading goes on. A feed that can wait does wait.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arrow::array::AsArray;
+use arrow::datatypes::TimestampMicrosecondType;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tidegate_drivers::table::Quality;
+use tidegate_drivers::{Fault, Receipt, Rows, South, TableBuilder};
+use tidegate_engine::store::{StoreError, Ticket};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::backoff::{Backoff, seed};
+use crate::batch::Batcher;
+use crate::supervisor::{Exit, Part, Said};
+use crate::table::Arrival;
+
+/// The ledger of one source: read = accepted + refused.
+#[derive(Debug, Default)]
+pub struct SourceCounts {
+    /// Rows that the driver delivered.
+    pub read: AtomicU64,
+    /// Rows of which all values were good.
+    pub good: AtomicU64,
+    /// Rows of which no value was good.
+    pub bad: AtomicU64,
+    /// Rows that the table took.
+    pub accepted: AtomicU64,
+    /// Rows that were dropped because the table's queue was full.
+    pub refused_overload: AtomicU64,
+    /// Rows that did not fit the table's schema: a bug of the driver.
+    pub refused_schema: AtomicU64,
+    /// Event time of the last row, and when it was handed over.
+    pub last_row: Mutex<Option<(i64, Instant)>>,
+}
+
+/// What a source does when its table's queue is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenBusy {
+    /// Waits: the far side keeps what was not read yet.
+    Wait,
+    /// Drops the batch and counts it: the device's next cycle does not wait.
+    Drop,
+}
+
+/// A source and what it needs.
+pub struct Source {
+    /// The device's name.
+    pub name: String,
+    /// The driver.
+    pub south: Box<dyn South>,
+    /// The driver's builders.
+    pub rows: TableBuilder,
+    /// Turns builders into batches.
+    pub batcher: Batcher,
+    /// The table's queue.
+    pub table: mpsc::Sender<Arrival>,
+    /// What to do when that queue is full.
+    pub when_busy: WhenBusy,
+    /// Shortest and longest pause between two attempts to connect.
+    pub pauses: (Duration, Duration),
+    /// The source's ledger.
+    pub counts: Arc<SourceCounts>,
+    /// Ends reading.
+    pub stop: CancellationToken,
+    /// Receipts whose rows are not durable yet, in order.
+    pub unsettled: Unsettled,
+}
+
+/// Receipts whose rows are on their way to the store, in the order of reading.
+#[derive(Default)]
+pub struct Unsettled(VecDeque<(Receipt, BoxFuture<'static, Result<(), StoreError>>)>);
+
+impl Unsettled {
+    fn push(&mut self, receipt: Receipt, ticket: oneshot::Receiver<Ticket>) {
+        let durable = async move {
+            match ticket.await {
+                Ok(ticket) => ticket.await,
+                Err(_) => Err(StoreError::Closed),
+            }
+        };
+        self.0.push_back((receipt, durable.boxed()));
+    }
+
+    /// Waits until the oldest rows are durable; for ever while there are none. Cancel safe.
+    async fn next(&mut self) -> Result<Receipt, StoreError> {
+        let Some((receipt, durable)) = self.0.front_mut() else {
+            return std::future::pending().await;
+        };
+        let receipt = *receipt;
+        let result = durable.await;
+        self.0.pop_front();
+        result.map(|()| receipt)
+    }
+}
+
+impl Part for Source {
+    async fn run(&mut self) -> Exit {
+        let mut backoff = Backoff::new(self.pauses.0, self.pauses.1, seed(&self.name));
+        let mut said = Said::default();
+        loop {
+            let fault = match self.connected(&mut backoff, &mut said).await {
+                Ok(()) => return Exit::Done,
+                Err(fault) => fault,
+            };
+            self.south.stats().set_error(Some(fault.to_string()));
+            match fault {
+                Fault::Config(error) => return Exit::Hopeless(error),
+                Fault::Refused(error) | Fault::Link(error) => {
+                    let pause = backoff.pause();
+                    if said.is_new(&error) {
+                        tracing::warn!(device = self.name, error, ?pause, "no connection");
+                    } else {
+                        tracing::debug!(device = self.name, error, ?pause, "no connection again");
+                    }
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        () = self.stop.cancelled() => return Exit::Done,
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Source {
+    /// Connects and reads until the source is stopped (`Ok`) or its connection fails.
+    async fn connected(&mut self, backoff: &mut Backoff, said: &mut Said) -> Result<(), Fault> {
+        tokio::select! {
+            result = self.south.connect() => result?,
+            () = self.stop.cancelled() => return Ok(()),
+        }
+        tracing::info!(device = self.name, "connected");
+        loop {
+            tokio::select! {
+                           biased;
+                           () = self.stop.cancelled() => return self.finish().await,
+                           settled = self.unsettled.next() => {
+                               let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
+                               self.south.settle(receipt).await?;
+                           }
+                           read = self.south.read(&mut self.rows) => match read {
+                               Ok(receipt) => {
+                                   backoff.reset();
+            said.reset();
+                                   self.hand_over(receipt).await;
+                               }
+                               Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
+                               Err(fault) => return Err(fault),
+                           },
+                       }
+        }
+    }
+
+    /// Completes the cycle under way and waits until what was handed over is settled.
+    async fn finish(&mut self) -> Result<(), Fault> {
+        self.south.finish(&mut self.rows).await?;
+        self.hand_over(None).await;
+        while !self.unsettled.0.is_empty() {
+            match self.unsettled.next().await {
+                Ok(receipt) => self.south.settle(receipt).await?,
+                Err(error) => return Err(Fault::Link(format!("store: {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the builders and gives the batch to the table. A receipt without rows (a message
+    /// that was passed over) is settled with the rows before it.
+    async fn hand_over(&mut self, receipt: Option<Receipt>) {
+        if self.rows.is_empty() {
+            if let Some(receipt) = receipt {
+                self.unsettled
+                    .0
+                    .push_back((receipt, std::future::ready(Ok(())).boxed()));
+            }
+            return;
+        }
+        let rows = self.rows.finish();
+        let count = rows.len() as u64;
+        self.count(&rows);
+        let batch = match self.batcher.close(rows) {
+            Ok(batch) => batch,
+            Err(error) => {
+                tracing::error!(device = self.name, %error, "rows do not fit the table");
+                self.counts
+                    .refused_schema
+                    .fetch_add(count, Ordering::Relaxed);
+                return;
+            }
+        };
+        let last = batch
+            .column(0)
+            .as_primitive::<TimestampMicrosecondType>()
+            .values()
+            .last();
+        *self
+            .counts
+            .last_row
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = last.map(|micros| (*micros, Instant::now()));
+        let (ticket, durable) = match receipt {
+            Some(_) => {
+                let (tx, rx) = oneshot::channel();
+                (Some(tx), Some(rx))
+            }
+            None => (None, None),
+        };
+        let arrival = Arrival { batch, ticket };
+        let taken = match self.when_busy {
+            WhenBusy::Wait => self.table.send(arrival).await.is_ok(),
+            WhenBusy::Drop => self.table.try_send(arrival).is_ok(),
+        };
+        let ledger = if taken {
+            &self.counts.accepted
+        } else {
+            &self.counts.refused_overload
+        };
+        ledger.fetch_add(count, Ordering::Relaxed);
+        if let (true, Some(receipt), Some(durable)) = (taken, receipt, durable) {
+            self.unsettled.push(receipt, durable);
+        }
+    }
+
+    fn count(&self, rows: &Rows) {
+        let of = |q: Quality| rows.qualities.iter().filter(|x| **x == q).count() as u64;
+        self.counts
+            .read
+            .fetch_add(rows.len() as u64, Ordering::Relaxed);
+        self.counts
+            .good
+            .fetch_add(of(Quality::Good), Ordering::Relaxed);
+        self.counts
+            .bad
+            .fetch_add(of(Quality::Bad), Ordering::Relaxed);
+    }
+}

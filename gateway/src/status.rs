@@ -1,0 +1,396 @@
+//! What status and metrics show: read from the running parts each time it is asked for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tidegate_config::{Severity, Window};
+use tidegate_drivers::south::modbus::Bus;
+use tidegate_drivers::stats::{LinkState, Stats};
+use tidegate_engine::Counts;
+use tidegate_engine::store::Store;
+use tidegate_web_ui as web;
+use tokio::sync::watch;
+
+use crate::clock::SharedClock;
+use crate::pump::SinkCounts;
+use crate::source::SourceCounts;
+use crate::stream::StreamCounts;
+use crate::supervisor::{Health, State};
+
+/// A device as status sees it.
+pub struct DeviceView {
+    /// Its name.
+    pub name: String,
+    /// Its table's name.
+    pub table: String,
+    /// Its driver's name.
+    pub driver: &'static str,
+    /// Its supervisor's view.
+    pub health: Arc<Health>,
+    /// Its driver's view; none where the driver could not be made.
+    pub stats: Option<Arc<Stats>>,
+    /// Its ledger.
+    pub counts: Arc<SourceCounts>,
+}
+
+/// A link as status sees it.
+pub struct LinkView {
+    /// Its name.
+    pub name: String,
+    /// How it reaches its devices.
+    pub bus: Bus,
+    /// Its supervisor's view.
+    pub health: Arc<Health>,
+    /// Its owner's view.
+    pub stats: Arc<Stats>,
+}
+
+/// A stream as status sees it.
+pub struct StreamView {
+    /// Its name.
+    pub name: String,
+    /// Its window, where it has one.
+    pub window: Option<Window>,
+    /// Its supervisor's view.
+    pub health: Arc<Health>,
+    /// What it counts itself.
+    pub counts: Arc<StreamCounts>,
+    /// What the engine counts.
+    pub engine: watch::Receiver<Option<Counts>>,
+    /// Batches that may wait for it.
+    pub queue_capacity: u32,
+}
+
+/// A sink as status sees it.
+pub struct SinkView {
+    /// Its name.
+    pub name: String,
+    /// Its driver's name.
+    pub driver: &'static str,
+    /// Bytes that may wait for it.
+    pub bytes_max: u64,
+    /// Its supervisor's view.
+    pub health: Arc<Health>,
+    /// Its driver's view; none where the driver could not be made.
+    pub stats: Option<Arc<Stats>>,
+    /// Its ledger.
+    pub counts: Arc<SinkCounts>,
+}
+
+/// Everything that status can see.
+pub struct GatewayStatus {
+    /// The gateway's name.
+    pub name: String,
+    /// Warnings of the configuration that runs.
+    pub warnings: Vec<web::ConfigProblem>,
+    /// When the process started, microseconds since 1970 UTC.
+    pub started: i64,
+    /// The same on the monotonic clock.
+    pub started_at: tokio::time::Instant,
+    /// The time of day.
+    pub clock: SharedClock,
+    /// The store.
+    pub store: Store,
+    /// Bytes that the store may hold.
+    pub store_bytes_max: u64,
+    /// All devices.
+    pub devices: Vec<DeviceView>,
+    /// All links.
+    pub links: Vec<LinkView>,
+    /// All streams.
+    pub streams: Vec<StreamView>,
+    /// All sinks.
+    pub sinks: Vec<SinkView>,
+}
+
+impl web::Console for GatewayStatus {
+    fn status(&self) -> web::Status {
+        let now = self.clock.now();
+        let sinks: Vec<_> = self.sinks.iter().map(|sink| self.sink(sink, now)).collect();
+        let streams: Vec<_> = self.streams.iter().map(|s| stream(s, now)).collect();
+        web::Status {
+            gateway: web::GatewayStatus {
+                name: self.name.clone(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                epoch: self.store.epoch(),
+                boot_id: None,
+                started: rfc3339(self.started),
+                uptime_s: self.started_at.elapsed().as_secs_f64(),
+            },
+            config_problems: self.warnings.clone(),
+            links: self.links.iter().map(link).collect(),
+            devices: self.devices.iter().map(device).collect(),
+            store: self.store_status(),
+            ledger: web::Ledger {
+                sources: self.devices.iter().map(source_hop).collect(),
+                streams: streams.iter().map(stream_hop).collect(),
+                sinks: self.sinks.iter().map(|sink| self.sink_hop(sink)).collect(),
+            },
+            streams,
+            sinks,
+        }
+    }
+
+    fn ready(&self) -> web::Readiness {
+        let mut reasons = Vec::new();
+        let mut add = |part: String, reason: String| reasons.push(web::Reason { part, reason });
+        if let Some(error) = Some(self.store.stats()).filter(|s| s.failed) {
+            add(
+                "store".to_owned(),
+                error.last_error.unwrap_or_else(|| "failed".to_owned()),
+            );
+        }
+        for stream in &self.streams {
+            if stream.health.state() != State::Running {
+                let reason = stream.health.last_error();
+                let reason = reason.unwrap_or_else(|| stream.health.state().name().to_owned());
+                add(format!("stream {}", stream.name), reason);
+            }
+        }
+        web::Readiness { reasons }
+    }
+}
+
+impl GatewayStatus {
+    fn sink(&self, sink: &SinkView, now: i64) -> web::SinkStatus {
+        let backlog = self.store.backlog(&sink.name);
+        web::SinkStatus {
+            name: sink.name.clone(),
+            driver: sink.driver.to_owned(),
+            state: part_state(&sink.health, sink.stats.as_deref()),
+            delivered: sink.counts.delivered.load(Ordering::Relaxed),
+            buffered_records: backlog.records,
+            buffered_bytes: backlog.bytes,
+            buffered_bytes_max: sink.bytes_max,
+            oldest_age_s: backlog.oldest_created.map(|at| seconds(now - at).max(0.0)),
+            dropped: BTreeMap::from([("bound".to_owned(), backlog.dropped)]),
+            rejected: backlog.rejected,
+            last_error: last_error(&sink.health, sink.stats.as_deref()),
+            restarts: sink.health.restarts(),
+            counters: counters(sink.stats.as_deref()),
+        }
+    }
+
+    fn sink_hop(&self, sink: &SinkView) -> web::SinkHop {
+        let backlog = self.store.backlog(&sink.name);
+        let mut dropped = BTreeMap::from([("bound".to_owned(), backlog.dropped)]);
+        dropped.insert("corrupt".to_owned(), backlog.lost);
+        dropped.retain(|_, rows| *rows > 0);
+        let lost: u64 = dropped.values().sum();
+        web::SinkHop {
+            sink: sink.name.clone(),
+            results: backlog.delivered + backlog.records + backlog.rejected + lost,
+            delivered: backlog.delivered,
+            buffered: backlog.records,
+            dropped,
+            rejected: backlog.rejected,
+        }
+    }
+
+    fn store_status(&self) -> web::StoreStatus {
+        let stats = self.store.stats();
+        web::StoreStatus {
+            commits: stats.commits,
+            file_bytes: stats.file_bytes,
+            file_bytes_max: self.store_bytes_max,
+            bytes_committed: stats.bytes_committed,
+            corrupt_records: stats.corrupt_records,
+            queue_len: stats.queue_len as u64,
+            queue_capacity: stats.queue_capacity as u64,
+            last_error: stats.last_error,
+        }
+    }
+}
+
+/// The warnings of a configuration, as status shows them.
+pub fn warnings(problems: &tidegate_config::Problems) -> Vec<web::ConfigProblem> {
+    problems
+        .iter()
+        .map(|p| web::ConfigProblem {
+            code: p.code.to_string(),
+            severity: match p.severity {
+                Severity::Error => "error",
+                Severity::Warning => "warning",
+            }
+            .to_owned(),
+            path: p.path.clone(),
+            span: format!("{}:{}:{}", p.file, p.line, p.column),
+            message: p.message.clone(),
+            hint: p.hint.clone(),
+        })
+        .collect()
+}
+
+fn link(link: &LinkView) -> web::LinkStatus {
+    let Bus::Tcp(_) = link.bus;
+    web::LinkStatus {
+        name: link.name.clone(),
+        driver: "tcp".to_owned(),
+        state: part_state(&link.health, Some(&link.stats)),
+        last_error: last_error(&link.health, Some(&link.stats)),
+        restarts: link.health.restarts(),
+        counters: counters(Some(&link.stats)),
+    }
+}
+
+fn device(device: &DeviceView) -> web::DeviceStatus {
+    let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+    let (read, good, bad) = (
+        get(&device.counts.read),
+        get(&device.counts.good),
+        get(&device.counts.bad),
+    );
+    let last = *device
+        .counts
+        .last_row
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    web::DeviceStatus {
+        name: device.name.clone(),
+        table: device.table.clone(),
+        driver: device.driver.to_owned(),
+        state: part_state(&device.health, device.stats.as_deref()),
+        last_error: last_error(&device.health, device.stats.as_deref()),
+        restarts: device.health.restarts(),
+        rows: web::RowsByQuality {
+            good,
+            uncertain: read.saturating_sub(good + bad),
+            bad,
+        },
+        last_row: last.map(|(micros, _)| rfc3339(micros)),
+        last_row_age_s: last.map(|(_, at)| at.elapsed().as_secs_f64()),
+        counters: counters(device.stats.as_deref()),
+        learnt_holes: device
+            .stats
+            .as_deref()
+            .map(Stats::notes)
+            .unwrap_or_default(),
+    }
+}
+
+fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
+    let engine = stream.engine.borrow().unwrap_or_default();
+    web::StreamStatus {
+        name: stream.name.clone(),
+        state: match stream.health.state() {
+            State::Starting => web::PartState::Connecting,
+            State::Running => web::PartState::Up,
+            State::Waiting => web::PartState::Down,
+            State::Failed => web::PartState::Failed,
+            State::Stopped => web::PartState::Stopped,
+        },
+        mode: if stream.window.is_some() {
+            "recompute"
+        } else {
+            "stateless"
+        }
+        .to_owned(),
+        window: stream
+            .window
+            .as_ref()
+            .map(|Window::Tumbling(t)| format!("tumbling {}", t.size)),
+        accepted: engine.accepted,
+        windowed: engine.windowed,
+        late: engine.late,
+        filtered: engine.filtered,
+        failed: engine.failed,
+        dropped: engine.dropped,
+        open_rows: engine.open_rows,
+        open_windows: engine.open_windows,
+        results: engine.results,
+        watermark: engine.watermark.map(rfc3339),
+        watermark_lag_s: engine.watermark.map(|at| seconds(now - at)),
+        errors: stream.counts.errors.load(Ordering::Relaxed),
+        last_error: stream.health.last_error(),
+        restarts: stream.health.restarts(),
+        plans: stream.counts.plans.load(Ordering::Relaxed),
+        queue_len: stream.counts.queue_len.load(Ordering::Relaxed),
+        queue_capacity: u64::from(stream.queue_capacity),
+    }
+}
+
+fn source_hop(device: &DeviceView) -> web::SourceHop {
+    let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+    let refused = [
+        ("queue_full", get(&device.counts.refused_overload)),
+        ("schema", get(&device.counts.refused_schema)),
+    ];
+    web::SourceHop {
+        device: device.name.clone(),
+        read: get(&device.counts.read),
+        accepted: get(&device.counts.accepted),
+        refused: refused
+            .into_iter()
+            .filter(|(_, rows)| *rows > 0)
+            .map(|(reason, rows)| (reason.to_owned(), rows))
+            .collect(),
+    }
+}
+
+fn stream_hop(stream: &web::StreamStatus) -> web::StreamHop {
+    web::StreamHop {
+        stream: stream.name.clone(),
+        accepted: stream.accepted,
+        windowed: stream.windowed,
+        late: stream.late,
+        filtered: stream.filtered,
+        failed: stream.failed,
+        dropped: stream.dropped,
+        open: stream.open_rows,
+    }
+}
+
+/// A part's state from its supervisor and its driver: the supervisor's word counts where the part
+/// does not run.
+fn part_state(health: &Health, stats: Option<&Stats>) -> web::PartState {
+    match health.state() {
+        State::Failed => web::PartState::Failed,
+        State::Stopped => web::PartState::Stopped,
+        State::Waiting => web::PartState::Down,
+        State::Starting | State::Running => match stats.map(Stats::state) {
+            Some(LinkState::Up) => web::PartState::Up,
+            Some(LinkState::Down) => web::PartState::Down,
+            Some(LinkState::Connecting) | None => web::PartState::Connecting,
+        },
+    }
+}
+
+fn last_error(health: &Health, stats: Option<&Stats>) -> Option<String> {
+    stats
+        .and_then(Stats::last_error)
+        .or_else(|| health.last_error())
+}
+
+fn counters(stats: Option<&Stats>) -> BTreeMap<String, u64> {
+    stats
+        .map(|s| s.counters().map(|(name, n)| (name.to_owned(), n)).collect())
+        .unwrap_or_default()
+}
+
+fn seconds(micros: i64) -> f64 {
+    micros as f64 / 1e6
+}
+
+/// Microseconds since 1970 UTC as RFC 3339 text.
+pub fn rfc3339(micros: i64) -> String {
+    match arrow::temporal_conversions::timestamp_us_to_datetime(micros) {
+        Some(time) => format!("{}Z", time.format("%Y-%m-%dT%H:%M:%S%.6f")),
+        None => format!("{micros} us since 1970"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_in_utc_with_microseconds() {
+        // The first event of field case A59, as `date -u -d @1541152486` gives it.
+        assert_eq!(
+            rfc3339(1_541_152_486_000_000),
+            "2018-11-02T09:54:46.000000Z"
+        );
+        assert_eq!(rfc3339(-1), "1969-12-31T23:59:59.999999Z");
+    }
+}

@@ -1,0 +1,371 @@
+//! One stream at work: feeds rows and time to the engine, encodes what comes out for each sink, and
+//! queues results and progress as one commit.
+//!
+//! The engine's state lives here and nowhere else. After a failure it is thrown away and built
+//! again from the stream's progress and the tables' logs, so that no row is counted twice and none
+//! is missed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arrow::array::RecordBatch;
+use bytes::Bytes;
+use tidegate_drivers::north::{Encode, Envelope, Int64Style};
+use tidegate_engine::encode::{JsonOptions, Meta, json_rows};
+use tidegate_engine::store::{Commit, OutboxRows, Store, StreamProgress};
+use tidegate_engine::{Counts, Effects, Event, Sql, Stream, StreamSpec};
+use tokio::sync::{mpsc, watch};
+
+use crate::clock::SharedClock;
+use crate::supervisor::{Exit, Health, Part};
+use crate::table::Positioned;
+
+/// A sink that results (or late rows) of a stream go to.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// The sink's name.
+    pub sink: Arc<str>,
+    /// How its records are written.
+    pub encode: Encode,
+}
+
+/// What a stream counts beside the engine's own counts.
+#[derive(Debug, Default)]
+pub struct StreamCounts {
+    /// Executions that failed; their windows are lost and counted by the engine.
+    pub errors: AtomicU64,
+    /// Batches waiting in the stream's queue.
+    pub queue_len: AtomicU64,
+    /// Plans made: one, and one more for each start after a failure.
+    pub plans: AtomicU64,
+}
+
+/// A stream and what it needs.
+pub struct StreamPart {
+    /// What the engine needs to know.
+    pub spec: StreamSpec,
+    /// The stream's name.
+    pub name: Arc<str>,
+    /// The tables' names, in the order of the specification.
+    pub tables: Vec<Arc<str>>,
+    /// The stream's SQL.
+    pub sql_text: String,
+    /// The planner.
+    pub sql: Arc<Sql>,
+    /// What the tables bring.
+    pub queue: mpsc::Receiver<Positioned>,
+    /// The store.
+    pub store: Store,
+    /// Where results go.
+    pub targets: Vec<Target>,
+    /// Where late rows go.
+    pub late_targets: Vec<Target>,
+    /// `gateway/epoch`, the beginning of each record id.
+    pub id_prefix: String,
+    /// Whether each result is committed at once.
+    pub sync_each: bool,
+    /// The time of day.
+    pub clock: SharedClock,
+    /// The stream's own counts.
+    pub counts: Arc<StreamCounts>,
+    /// The engine's counts and the query's explanation, for status.
+    pub shown: watch::Sender<Option<Counts>>,
+    /// The part's state, for failures that do not end it.
+    pub health: Arc<Health>,
+}
+
+/// Batches that are taken from the queue into one commit at most.
+const GATHER_MAX: usize = 64;
+
+/// Rows that are read from a log at once while a stream catches up.
+const CATCH_UP_ROWS: usize = 8192;
+
+impl Part for StreamPart {
+    async fn run(&mut self) -> Exit {
+        let mut stream = match self.restore().await {
+            Ok(stream) => stream,
+            Err(error) => return Exit::Failed(error),
+        };
+        match self.work(&mut stream).await {
+            Ok(()) => Exit::Done,
+            Err(error) => Exit::Failed(error),
+        }
+    }
+
+    /// Drains the queue while the stream is down: its rows are in the log and are read from there.
+    async fn wait(&mut self, pause: Duration) {
+        let until = tokio::time::Instant::now() + pause;
+        while let Ok(Some(_)) = tokio::time::timeout_at(until, self.queue.recv()).await {}
+        tokio::time::sleep_until(until).await;
+    }
+}
+
+impl StreamPart {
+    /// Builds the engine's state from the stored progress and the rows after it.
+    async fn restore(&mut self) -> Result<Stream, String> {
+        self.counts.plans.fetch_add(1, Ordering::Relaxed);
+        let windowed = self.spec.window.is_some();
+        let query = self
+            .sql
+            .plan(&self.sql_text, &self.spec.tables, windowed)
+            .map_err(|e| format!("SQL: {e}"))?;
+        // All rows that were queued before this commit are readable after it.
+        self.commit(
+            Commit {
+                wait: true,
+                ..Commit::default()
+            },
+            true,
+        )
+        .await?;
+        let now = self.clock.now();
+        let spec = self.spec.clone();
+        let stream = match self.store.progress(&self.name) {
+            Some(progress) => Stream::restore(spec, query, &progress.state, now),
+            None => Stream::new(spec, query, now),
+        };
+        let mut stream = stream.map_err(|e| e.to_string())?;
+        for table in 0..self.tables.len() {
+            let from = stream.progress().replay_from[table];
+            self.read_log(&mut stream, table, from, None).await?;
+        }
+        let mut commit = Commit::default();
+        self.apply(&mut stream, Event::Replayed, &mut commit)
+            .await?;
+        self.submit(&stream, commit).await?;
+        Ok(stream)
+    }
+
+    /// Applies a table's logged rows from `from`: after a restore to the end of the log, or below
+    /// `upto` where a batch did not come through the queue.
+    async fn read_log(
+        &mut self,
+        stream: &mut Stream,
+        table: usize,
+        from: u64,
+        upto: Option<u64>,
+    ) -> Result<(), String> {
+        let mut from = from;
+        loop {
+            let rows = self
+                .store
+                .read_log(&self.tables[table], from, CATCH_UP_ROWS)
+                .await
+                .map_err(|e| format!("log of {}: {e}", self.tables[table]))?;
+            if rows.is_empty() {
+                return Ok(());
+            }
+            let mut commit = Commit::default();
+            for (position, batch) in rows {
+                if upto.is_some_and(|upto| position >= upto) {
+                    return self.submit(stream, commit).await;
+                }
+                from = position + batch.num_rows() as u64;
+                let event = match upto {
+                    None => Event::Replay {
+                        table,
+                        position,
+                        batch,
+                    },
+                    Some(_) => Event::Rows {
+                        table,
+                        position,
+                        batch,
+                    },
+                };
+                self.apply(stream, event, &mut commit).await?;
+            }
+            self.submit(stream, commit).await?;
+        }
+    }
+
+    async fn work(&mut self, stream: &mut Stream) -> Result<(), String> {
+        let mut gathered = Vec::with_capacity(GATHER_MAX);
+        loop {
+            let now = self.clock.now();
+            let pause = stream
+                .next_deadline(now)
+                .map(|at| at.saturating_sub(now).max(0));
+            let tick = async {
+                match pause {
+                    Some(pause) => {
+                        tokio::time::sleep(Duration::from_micros(pause.unsigned_abs())).await;
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            let mut commit = Commit {
+                wait: self.sync_each,
+                ..Commit::default()
+            };
+            tokio::select! {
+                count = self.queue.recv_many(&mut gathered, GATHER_MAX) => {
+                    if count == 0 {
+                        return Ok(());
+                    }
+                    let waiting = self.queue.len() as u64;
+                    self.counts.queue_len.store(waiting, Ordering::Relaxed);
+                    for rows in gathered.drain(..) {
+                        self.rows(stream, rows, &mut commit).await?;
+                    }
+                }
+                () = tick => self.apply(stream, Event::Tick, &mut commit).await?,
+            }
+            self.submit(stream, commit).await?;
+        }
+    }
+
+    /// Applies rows from the queue. Rows that were read from the log already are passed over; rows
+    /// that are missing before them are read from the log.
+    async fn rows(
+        &mut self,
+        stream: &mut Stream,
+        rows: Positioned,
+        commit: &mut Commit,
+    ) -> Result<(), String> {
+        let Positioned {
+            table,
+            position,
+            batch,
+        } = rows;
+        let expected = stream.progress().processed[table];
+        let end = position + batch.num_rows() as u64;
+        if end <= expected {
+            return Ok(());
+        }
+        if position > expected {
+            self.submit(stream, std::mem::take(commit)).await?;
+            self.commit(
+                Commit {
+                    wait: true,
+                    ..Commit::default()
+                },
+                true,
+            )
+            .await?;
+            self.read_log(stream, table, expected, Some(position))
+                .await?;
+        }
+        let skip = usize::try_from(expected.saturating_sub(position)).unwrap_or(0);
+        let rest = batch.slice(skip, batch.num_rows() - skip);
+        let event = Event::Rows {
+            table,
+            position: position + skip as u64,
+            batch: rest,
+        };
+        self.apply(stream, event, commit).await
+    }
+
+    async fn apply(
+        &mut self,
+        stream: &mut Stream,
+        event: Event,
+        commit: &mut Commit,
+    ) -> Result<(), String> {
+        let now = self.clock.now();
+        let first_late = stream.counts().late;
+        let effects = stream.apply(event, now).await.map_err(|e| e.to_string())?;
+        for error in &effects.failures {
+            self.counts.errors.fetch_add(1, Ordering::Relaxed);
+            self.health.error(error.to_string());
+            tracing::error!(stream = &*self.name, %error, "its rows are dropped and counted");
+        }
+        self.encode(effects, first_late, now, commit)
+    }
+
+    /// Writes what came out for each sink. `first_late` numbers the late rows.
+    fn encode(
+        &self,
+        effects: Effects,
+        first_late: u64,
+        now: i64,
+        commit: &mut Commit,
+    ) -> Result<(), String> {
+        for output in effects.results {
+            let window = output.window.map(|w| (w.start, w.end));
+            for target in &self.targets {
+                let bodies = bodies(
+                    &target.encode,
+                    &output.batch,
+                    format!("{}/{}", self.id_prefix, self.name),
+                    output.quality,
+                    output.first_seq,
+                )?;
+                commit.outbox.push(OutboxRows {
+                    sink: target.sink.clone(),
+                    stream: self.name.clone(),
+                    first_seq: output.first_seq,
+                    window,
+                    created: now,
+                    bodies,
+                });
+            }
+        }
+        let mut first_seq = first_late;
+        let stream: Arc<str> = format!("{}.late", self.name).into();
+        for late in effects.late {
+            for target in &self.late_targets {
+                let id = format!("{}/{stream}", self.id_prefix);
+                let bodies = bodies(&target.encode, &late.batch, id, "uncertain", first_seq)?;
+                commit.outbox.push(OutboxRows {
+                    sink: target.sink.clone(),
+                    stream: stream.clone(),
+                    first_seq,
+                    window: None,
+                    created: now,
+                    bodies,
+                });
+            }
+            first_seq += late.batch.num_rows() as u64;
+        }
+        Ok(())
+    }
+
+    /// Queues results together with the progress that they stand for.
+    async fn submit(&mut self, stream: &Stream, mut commit: Commit) -> Result<(), String> {
+        let progress = stream.progress();
+        let named = |positions: Vec<u64>| self.tables.iter().cloned().zip(positions).collect();
+        commit.progress = Some(StreamProgress {
+            stream: self.name.clone(),
+            state: progress.state,
+            processed: named(progress.processed),
+            replay_from: named(progress.replay_from),
+        });
+        self.shown.send_replace(Some(stream.counts()));
+        self.commit(commit, false).await
+    }
+
+    async fn commit(&self, commit: Commit, durable: bool) -> Result<(), String> {
+        let ticket = self
+            .store
+            .submit(commit)
+            .await
+            .map_err(|e| format!("store: {e}"))?;
+        if durable {
+            ticket.await.map_err(|e| format!("store: {e}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the rows of a batch as a sink wants them.
+fn bodies(
+    encode: &Encode,
+    batch: &RecordBatch,
+    id_prefix: String,
+    quality: &'static str,
+    first_seq: u64,
+) -> Result<Vec<Bytes>, String> {
+    let Encode::Json(json) = encode;
+    // None of the sinks so far carries the id itself: MQTT 3.1.1 has no properties.
+    let meta = match json.envelope.unwrap_or(Envelope::Meta) {
+        Envelope::Meta => Some(Meta { id_prefix, quality }),
+        Envelope::None => None,
+    };
+    let options = JsonOptions {
+        int64_as_string: json.int64 == Int64Style::String,
+        meta,
+    };
+    json_rows(batch, &options, first_seq).map_err(|e| format!("a result cannot be written: {e}"))
+}
