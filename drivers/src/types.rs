@@ -352,9 +352,14 @@ impl FromStr for MqttUrl {
     type Err = Unparsable;
 
     fn from_str(text: &str) -> Result<Self, Unparsable> {
+        // What stands before an `@` may be a password: it is not repeated.
+        let shown = match text.rsplit_once('@') {
+            Some((_, host)) => format!("…@{host}"),
+            None => text.to_owned(),
+        };
         let refuse = |why: &str| {
             Unparsable::new(format!(
-                "`{text}` {why}: write `mqtt://host` or `mqtt://host:1883`"
+                "`{shown}` {why}: write `mqtt://host` or `mqtt://host:1883`"
             ))
         };
         let rest = text

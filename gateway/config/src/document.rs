@@ -11,6 +11,7 @@ use crate::{Device, Link, SinkSection, StreamSection, StreamTest};
 
 /// A Tidegate configuration.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[schemars(title = "Tidegate configuration")]
 #[serde(deny_unknown_fields)]
 pub struct Document {
     /// Version of the document's form: 1.

@@ -3,6 +3,8 @@
 //! The trait is the border for tests and for those who check without looking (the webhook).
 //! References are `${VAR}`, `${VAR:-default}`, `${VAR:?message}` and `${file:/path}`; they are
 //! replaced in scalar values only, after parsing, so they never change the document's structure.
+//! A value that was written without quotes is then what YAML's core rules say about its new text,
+//! so `port: ${PORT}` is a number; one in quotes stays a text.
 
 use std::io::Read;
 

@@ -65,6 +65,10 @@ impl Writer<'_> {
     fn map(&mut self, map: &serde_yaml::Mapping, path: &Path, indent: usize) {
         for (key, value) in map {
             let Value::String(key) = key else { continue };
+            // What may be left out and is left out has nothing to show.
+            if value.is_null() && self.spans.node(&path.then(key.as_str())).is_none() {
+                continue;
+            }
             let path = path.then(key.as_str());
             self.value(
                 &format!("{}{}:", " ".repeat(indent), scalar(key)),
@@ -80,7 +84,12 @@ impl Writer<'_> {
         match value {
             Value::Mapping(map) if !map.is_empty() => {
                 self.lines.push(head.to_owned());
+                let before = self.lines.len();
                 self.map(map, path, indent + 2);
+                if self.lines.len() == before {
+                    self.lines.pop();
+                    self.leaf(&format!("{head} {{}}"), path);
+                }
             }
             Value::Sequence(items) if !items.is_empty() => {
                 self.lines.push(head.to_owned());
@@ -177,10 +186,8 @@ fn link(load: &LinkLoad<'_>, loaded: &Loaded, lines: &mut Vec<String>) {
     let Bus::Tcp(bus) = &load.link.bus;
     let request = TCP_REQUEST + bus.inter_request_delay.duration();
     lines.push(format!(
-        "#   {}: tcp {}:{}, busy {:.1} % at {} ms a request",
+        "#   {}: tcp, busy {:.1} % at {} ms a request",
         load.link.name,
-        bus.host,
-        bus.port,
         load.busy * 100.0,
         millis(request)
     ));

@@ -34,14 +34,17 @@ impl Problems {
             if let Some(hint) = &problem.hint {
                 text = format!("{text} ({hint})");
             }
-            let mut place = format!("file={}", property(file));
+            let mut place = String::new();
+            if !file.is_empty() {
+                place = format!("file={},", property(file));
+            }
             if line > 0 {
-                place = format!("{place},line={line},col={column}");
+                place = format!("{place}line={line},col={column},");
             }
             let code = problem.code;
             push(
                 &mut out,
-                format_args!("::{level} {place},title={code}::{}\n", message(&text)),
+                format_args!("::{level} {place}title={code}::{}\n", message(&text)),
             );
         }
         out
@@ -57,7 +60,9 @@ fn human(problem: &Problem, out: &mut String) {
         ..
     } = problem;
     let place = match (problem.file.as_str(), line) {
-        ("", _) => String::new(),
+        ("", _) if problem.path.is_empty() => String::new(),
+        // A document that did not come from text has paths only.
+        ("", _) => format!("{}: ", problem.path),
         (file, 0) => format!("{file}: "),
         (file, _) => format!("{file}:{line}:{column}: "),
     };
@@ -145,6 +150,24 @@ mod tests {
     fn a_program_sees_json_without_the_line() {
         let expected = r#"[{"code":"E0201","severity":"error","path":"gateway.nmae","file":"a,b.yaml","line":12,"column":3,"message":"no field `nmae` here","hint":"did you mean `name`?"}]"#;
         assert_eq!(one().json(), expected);
+    }
+
+    #[test]
+    fn without_a_file_the_path_is_the_place() {
+        let mut problem = one().iter().next().unwrap().clone();
+        (problem.file, problem.line, problem.source_line) = (String::new(), 0, None);
+        let mut problems = Problems::new();
+        problems.push(problem);
+        assert!(
+            problems
+                .human()
+                .starts_with("gateway.nmae: error E0201: no field")
+        );
+        assert!(
+            problems
+                .github()
+                .starts_with("::error title=E0201::no field")
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::path::{Path, Step};
 use crate::problem::{Problem, Problems};
 use crate::read::SourceFile;
 use crate::schema::Shape;
-use crate::similar::suggest;
+use crate::similar::{nearest, suggest};
 use crate::span::problem_in;
 use crate::typed::{self, Kind};
 use crate::yaml::{At, Map, Meaning, Node, Scalar, Style, Value};
@@ -56,7 +56,7 @@ pub(crate) fn read<T: DeserializeOwned + JsonSchema>(
             .for_each(|problem| problems.push(problem));
         work_left = work_left.saturating_sub(size);
         let taken = match refusal.kind {
-            Kind::Unknown { field, .. } => take_out_key(root, &path, &field),
+            Kind::Unknown { field, known } => take_out_key(root, &path, &field, known, damaged),
             _ => take_out(root, &path, damaged),
         };
         if !taken || problems.is_full() || work_left == 0 {
@@ -97,12 +97,24 @@ pub(crate) fn take_out(root: &mut Node, path: &Path, damaged: &mut Names) -> boo
     }
 }
 
-fn take_out_key(root: &mut Node, path: &Path, key: &str) -> bool {
+/// Takes out a key that its type does not know. The one that was probably meant is not missing.
+fn take_out_key(
+    root: &mut Node,
+    path: &Path,
+    key: &str,
+    known: &[&str],
+    damaged: &mut Names,
+) -> bool {
+    let meant = nearest(key, known.iter().copied());
+    if meant.is_some() {
+        note_damage(root, path, damaged);
+    }
     let Some(Value::Map(map)) = node_mut(root, &path.0).map(|n| &mut n.value) else {
         return false;
     };
     let before = map.entries.len();
     map.entries.retain(|e| e.key != key);
+    map.dropped.extend(meant.map(str::to_owned));
     map.entries.len() < before
 }
 
@@ -207,7 +219,10 @@ impl Refused<'_> {
                 let at = map_of(node)
                     .and_then(|m| m.entries.first())
                     .map_or(node.at, |e| e.at);
-                let message = format!("{found} is no choice for {}", self.last());
+                let message = match found.as_str() {
+                    "empty" => format!("{} is empty", self.last()),
+                    _ => format!("{found} is no choice for {}", self.last()),
+                };
                 let hint = suggest(word, known);
                 vec![self.problem(at, Code::UnknownChoice, self.path, message, hint)]
             }

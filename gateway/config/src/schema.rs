@@ -1,7 +1,9 @@
 //! The published JSON schema, made from the types that parse.
 
-use schemars::JsonSchema;
+use std::collections::BTreeMap;
+
 use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, Schema};
 use serde_json::Value;
 
 use crate::Document;
@@ -9,13 +11,25 @@ use crate::path::{Path, Step};
 
 /// The JSON schema (draft 2020-12) of a document, as pretty text with a line end.
 pub fn schema_json() -> String {
-    let schema = SchemaSettings::draft2020_12()
-        .into_generator()
-        .into_root_schema_for::<Document>();
-    let mut text = serde_json::to_string_pretty(&schema)
+    // Sorted here, so that the text does not depend on how serde_json was built for others.
+    let sorted = Schema::try_from(sorted(Shape::of::<Document>().0))
+        .unwrap_or_else(|_| unreachable!("it was a schema before"));
+    let mut text = serde_json::to_string_pretty(&sorted)
         .unwrap_or_else(|_| unreachable!("a schema is plain data"));
     text.push('\n');
     text
+}
+
+/// The same value with the keys of all objects in order.
+fn sorted(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let entries: BTreeMap<_, _> = map.into_iter().map(|(k, v)| (k, sorted(v))).collect();
+            Value::Object(entries.into_iter().collect())
+        }
+        Value::Array(items) => Value::Array(items.into_iter().map(sorted).collect()),
+        other => other,
+    }
 }
 
 /// A type's schema, to ask it about places in a document.

@@ -3,6 +3,8 @@
 //! Holds the tree of the document as it was used: merged, with references replaced, without what
 //! was refused. A document that came otherwise than as text has no positions, only paths.
 
+use std::fmt;
+
 use crate::code::Code;
 use crate::path::{Path, Step};
 use crate::problem::Problem;
@@ -11,10 +13,19 @@ use crate::repair::masked;
 use crate::yaml::{At, Node, Scalar, Style, Value};
 
 /// Positions of a document's values, and the texts that they are in.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Spans {
     pub(crate) root: Option<Node>,
     pub(crate) sources: Vec<SourceFile>,
+}
+
+impl fmt::Debug for Spans {
+    /// Names only: the texts may hold what came from a referenced file.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(self.sources.iter().map(|s| &s.name))
+            .finish()
+    }
 }
 
 /// A position in a source file.
@@ -96,6 +107,27 @@ impl Spans {
     /// A problem with the value at `path`.
     pub(crate) fn problem(&self, code: Code, path: &Path, message: impl Into<String>) -> Problem {
         self.problem_at(self.nearest(path), code, path, message)
+    }
+
+    /// A problem with the key of the value at `path`.
+    pub(crate) fn problem_with_key(
+        &self,
+        code: Code,
+        path: &Path,
+        message: impl Into<String>,
+    ) -> Problem {
+        let key = path.0.split_last().and_then(|(last, parent)| {
+            match (&self.node(&Path(parent.to_vec()))?.value, last) {
+                (Value::Map(map), Step::Key(key)) => map.get(key).map(|entry| entry.at),
+                _ => None,
+            }
+        });
+        self.problem_at(
+            key.unwrap_or_else(|| self.nearest(path)),
+            code,
+            path,
+            message,
+        )
     }
 
     /// A problem at a position that is known already.

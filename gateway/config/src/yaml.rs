@@ -14,7 +14,7 @@ use crate::code::Code;
 /// Bytes of one file, and of a folder's files together, at most.
 pub(crate) const BYTES_MAX: usize = 16 << 20;
 /// Values of one file at most: scalars, lists and mappings.
-pub(crate) const NODES_MAX: usize = 2_000_000;
+const NODES_MAX: usize = 2_000_000;
 /// Levels of nesting at most, of each style.
 const DEPTH_MAX: usize = 64;
 
@@ -83,6 +83,12 @@ pub(crate) enum Style {
     Literal,
     /// After `>`: always text.
     Folded,
+}
+
+impl Style {
+    fn is_block(self) -> bool {
+        matches!(self, Self::Literal | Self::Folded)
+    }
 }
 
 /// What a scalar means.
@@ -168,6 +174,15 @@ impl Node {
 /// Reads one file. `None` where the text cannot be used any further; duplicate keys are noted in
 /// `unread`, and the first one counts.
 pub(crate) fn parse(text: &str, file: usize, unread: &mut Vec<Unread>) -> Option<Node> {
+    parse_within(NODES_MAX, text, file, unread)
+}
+
+fn parse_within(
+    nodes_max: usize,
+    text: &str,
+    file: usize,
+    unread: &mut Vec<Unread>,
+) -> Option<Node> {
     if text.len() > BYTES_MAX {
         unread.push(Unread {
             code: Code::TooLarge,
@@ -187,6 +202,7 @@ pub(crate) fn parse(text: &str, file: usize, unread: &mut Vec<Unread>) -> Option
     let mut builder = Builder {
         file,
         nodes: 0,
+        nodes_max,
         documents: 0,
         frames: Vec::new(),
         root: None,
@@ -259,6 +275,7 @@ enum Frame {
 struct Builder {
     file: usize,
     nodes: usize,
+    nodes_max: usize,
     documents: usize,
     frames: Vec<Frame>,
     root: Option<Node>,
@@ -346,11 +363,11 @@ impl Builder {
     /// Counts a node against the budget and refuses what stands before it.
     fn count(&mut self, at: At, anchor: usize, tag: bool) -> Result<(), Unread> {
         self.nodes += 1;
-        if self.nodes > NODES_MAX {
+        if self.nodes > self.nodes_max {
             return Err(Unread {
                 code: Code::TooLarge,
                 at,
-                message: format!("more than {NODES_MAX} values"),
+                message: format!("more than {} values", self.nodes_max),
                 hint: None,
             });
         }
@@ -411,8 +428,11 @@ impl Builder {
                 let Some((key, at, first)) = key.take() else {
                     return;
                 };
-                // The position of nothing at all is after the next line's start: name the key's.
-                if matches!(&node.value, Value::Scalar(s) if s.text.is_empty()) {
+                // The parser places nothing at all, and the text of a block, on a later line: the
+                // key's place is what a reader looks for, and a block begins below its key.
+                if let Value::Scalar(scalar) = &node.value
+                    && (scalar.style.is_block() || scalar.meaning() == Meaning::Null)
+                {
                     node.at = at;
                 }
                 if first {
@@ -430,5 +450,70 @@ fn unsupported(at: At, what: &str) -> Unread {
         at,
         message: format!("{what} is not accepted"),
         hint: Some("write each thing where it stands".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meaning_of(text: &str, check: impl Fn(Meaning<'_>) -> bool) -> bool {
+        let scalar = Scalar {
+            text: text.to_owned(),
+            style: Style::Plain,
+            written: None,
+        };
+        check(scalar.meaning())
+    }
+
+    /// The examples of YAML 1.2.2, section 10.3.2, and what YAML 1.1 took otherwise.
+    #[test]
+    fn plain_scalars_follow_the_core_schema() {
+        for (text, expected) in [
+            ("null", Meaning::Null),
+            ("~", Meaning::Null),
+            ("", Meaning::Null),
+            ("true", Meaning::Bool(true)),
+            ("False", Meaning::Bool(false)),
+            ("0", Meaning::Unsigned(0)),
+            ("0o7", Meaning::Unsigned(7)),
+            ("0x3A", Meaning::Unsigned(58)),
+            ("-19", Meaning::Signed(-19)),
+            ("+12", Meaning::Unsigned(12)),
+            ("18446744073709551615", Meaning::Unsigned(u64::MAX)),
+            ("0.", Meaning::Float(0.0)),
+            ("-0.0", Meaning::Float(-0.0)),
+            (".5", Meaning::Float(0.5)),
+            ("+12e03", Meaning::Float(12000.0)),
+            ("-2E+05", Meaning::Float(-200_000.0)),
+            (".inf", Meaning::Text(".inf")),
+            (".NAN", Meaning::Text(".NAN")),
+            ("yes", Meaning::Text("yes")),
+            ("1_000", Meaning::Text("1_000")),
+            ("0b11", Meaning::Text("0b11")),
+            ("0xG", Meaning::Text("0xG")),
+            ("0x", Meaning::Text("0x")),
+            ("infinity", Meaning::Text("infinity")),
+            ("12:30", Meaning::Text("12:30")),
+            (".", Meaning::Text(".")),
+            ("-", Meaning::Text("-")),
+            ("1e999", Meaning::Text("1e999")),
+        ] {
+            assert!(
+                meaning_of(text, |m| m == expected),
+                "{text} is not {expected:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_node_budget_holds() {
+        let mut unread = Vec::new();
+        // The mapping, the list and three items, without the key.
+        assert!(parse_within(6, "x: [1, 2, 3]", 0, &mut unread).is_some());
+        assert!(unread.is_empty());
+        assert!(parse_within(5, "x: [1, 2, 3]", 0, &mut unread).is_none());
+        assert_eq!(unread[0].code, Code::TooLarge);
+        assert_eq!((unread[0].at.line, unread[0].at.column), (1, 11));
     }
 }

@@ -5,6 +5,7 @@ use arrow_schema::{DataType, Schema};
 use super::{Checker, Results, path_of};
 use crate::code::Code;
 use crate::path::Path;
+use crate::problem::Problem;
 use crate::similar::suggest;
 use crate::{Scalar, StreamSection, StreamTest, Table, TestRow};
 
@@ -58,6 +59,16 @@ impl Checker<'_> {
             _ => {}
         }
         for (column, value) in &row.values {
+            if ["time", "seq"].contains(&column.as_str()) {
+                let message = format!("`{column}` is not given: rows are stamped by `at`");
+                let path = path.then(column.as_str());
+                let problem = self
+                    .loaded
+                    .spans
+                    .problem_with_key(Code::TestColumn, &path, message);
+                self.problems.push(problem);
+                continue;
+            }
             self.value(&table.columns, column, value, &path.then(column.as_str()));
         }
     }
@@ -98,7 +109,11 @@ impl Checker<'_> {
             let known: Vec<_> = schema.fields().iter().map(|f| f.name().as_str()).collect();
             let message = format!("there is no column `{column}`");
             let hint = suggest(column, &known);
-            self.say(Code::TestColumn, path, message, hint.as_deref());
+            let problem = self
+                .loaded
+                .spans
+                .problem_with_key(Code::TestColumn, path, message);
+            self.problems.push(Problem { hint, ..problem });
             return;
         };
         if !fits(field.data_type(), value) {

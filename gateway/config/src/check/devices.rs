@@ -52,7 +52,7 @@ fn refused(driver: &DeviceDriver) -> Vec<Refused> {
     }
 }
 
-impl Checker<'_> {
+impl<'a> Checker<'a> {
     pub(super) fn devices(&mut self) {
         for (index, device) in self.document.devices.iter().enumerate() {
             let path = path_of("devices").then(index);
@@ -64,13 +64,17 @@ impl Checker<'_> {
                 continue;
             }
             self.poll_groups(device, &driver);
-            self.columns(device, &driver);
+            let names_wrong = self.columns(device, &driver);
             for Refused {
                 field,
                 message,
                 hint,
             } in refused(&device.driver)
             {
+                // Some drivers look at names too, with less of a place.
+                if names_wrong && (field == "points" || field.ends_with("].name")) {
+                    continue;
+                }
                 let path = driver.join(&field);
                 self.say(Code::DriverSetting, &path, message, hint.as_deref());
             }
@@ -102,8 +106,9 @@ impl Checker<'_> {
         }
     }
 
-    /// No point is called like a column that the table has already.
-    fn columns(&mut self, device: &Device, driver: &Path) {
+    /// No point is called like a column that the table has already. True where one is.
+    fn columns(&mut self, device: &'a Device, driver: &Path) -> bool {
+        let before = self.problems.len();
         let columns = device.driver.columns();
         let mut taken: BTreeSet<String> = RESERVED_COLUMNS.map(str::to_owned).into();
         taken.extend(
@@ -131,6 +136,11 @@ impl Checker<'_> {
                 self.say(Code::ColumnTwice, &path, message, Some(hint));
             }
         }
+        let wrong = self.problems.len() > before;
+        if wrong {
+            self.unsound.insert(device.table_name().as_str());
+        }
+        wrong
     }
 
     /// Devices of one table have equal columns.

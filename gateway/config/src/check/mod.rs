@@ -4,7 +4,7 @@
 //! One function for the file, the page and the cluster. No I/O, no side effects; the engine is
 //! behind [`SqlPlanner`]. An item that lost something while it was read is not blamed again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use arrow_schema::SchemaRef;
 
@@ -19,6 +19,7 @@ pub mod bus;
 mod cases;
 mod devices;
 mod limits;
+mod shared;
 mod streams;
 
 /// A table as SQL is planned against it.
@@ -61,6 +62,7 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
         document,
         tables: document.tables(),
         problems: Problems::new(),
+        unsound: BTreeSet::new(),
     };
     checker.version();
     checker.names();
@@ -69,6 +71,7 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
     checker.buses();
     checker.sinks();
     let results = checker.streams(planner);
+    checker.shared();
     checker.unused();
     checker.cases(&results);
     checker.problems.sorted()
@@ -82,6 +85,8 @@ struct Checker<'a> {
     document: &'a Document,
     tables: Vec<Table>,
     problems: Problems,
+    /// Tables whose columns cannot be: no SQL is planned against them.
+    unsound: BTreeSet<&'a str>,
 }
 
 impl<'a> Checker<'a> {

@@ -61,7 +61,7 @@ impl Checker<'_> {
         let mut seen = BTreeSet::new();
         for (index, table) in stream.from.iter().enumerate() {
             let path = path.then(index);
-            usable &= !self.is_damaged("tables", table);
+            usable &= !self.is_damaged("tables", table) && !self.unsound.contains(table.as_str());
             if !seen.insert(table) {
                 let message = format!("the table `{table}` stands twice in `from`");
                 self.say(

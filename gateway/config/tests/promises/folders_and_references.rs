@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use tidegate_config::{Code, Problems, ProcessEnvironment, load, load_other, read_sources};
-use tidegate_drivers::sim::Plant;
+use tidegate_drivers::sim::SimDoc;
 
 use crate::stand_in::{Fixed, source};
 
@@ -193,7 +193,8 @@ fn what_cannot_be_read_is_one_clear_problem() {
 #[test]
 fn other_files_are_read_in_the_same_way() {
     let text = "plnat: 1\n";
-    let problems = load_other::<Plant>(&source("plant.yaml", text), &Fixed::default()).unwrap_err();
+    let problems =
+        load_other::<SimDoc>(&source("plant.yaml", text), &Fixed::default()).unwrap_err();
     assert!(
         problems
             .iter()

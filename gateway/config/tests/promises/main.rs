@@ -1,6 +1,13 @@
 //! What the configuration promises, black box: text in, documents or problems out.
 
-mod bad_input_is_refused_with_its_place;
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking; clippy knows only the functions marked #[test]"
+)]
+
+mod bad_form_is_refused_with_its_place;
+mod bad_meaning_is_refused_with_its_place;
 mod every_driver_has_an_example;
 mod explains_what_a_document_amounts_to;
 mod folders_and_references;

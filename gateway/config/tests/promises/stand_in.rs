@@ -1,4 +1,5 @@
-//! Stand-ins for what lies outside of this crate: the engine's planner and the environment.
+//! Stand-ins for what lies outside of this crate: the engine's planner and the environment. And how
+//! tables of bad input are written: each case lists all its problems, in order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,6 +56,20 @@ impl SqlPlanner for Planner {
     }
 }
 
+/// Refuses all SQL, at a place that is hardly there.
+pub(crate) struct Refusing;
+
+impl SqlPlanner for Refusing {
+    fn plan(&self, _: &str, _: &[PlannedTable<'_>], _: bool) -> Result<SchemaRef, SqlProblem> {
+        let position = Some((2, 70));
+        Err(SqlProblem {
+            message: "refused".to_owned(),
+            position,
+            hint: None,
+        })
+    }
+}
+
 /// An environment that holds what a test says.
 #[derive(Default)]
 pub(crate) struct Fixed {
@@ -88,4 +103,52 @@ pub(crate) fn checked(text: &str) -> Result<(Loaded, Problems), Problems> {
 /// The problems of one file, warnings among them.
 pub(crate) fn problems(text: &str) -> Problems {
     checked(text).map_or_else(|problems| problems, |(_, warnings)| warnings)
+}
+
+/// Stands before each case; the case itself begins on line 3.
+pub(crate) const HEAD: &str = "version: 1\ngateway: { name: g }\n";
+
+/// A device, a stream and a sink that are in order, to be joined to a case.
+pub(crate) const SOUND: &str = "
+devices:
+  - name: waves
+    driver: { generate: { points: [ { name: level, value: { constant: 1 } } ] } }
+streams:
+  - name: out_1
+    from: [waves]
+    sql: SELECT level FROM waves
+    to: [ { sink: out } ]
+sinks:
+  - name: out
+    driver: { stdout: {} }
+";
+
+/// Code, line, column, and a part of the message or the hint.
+pub(crate) type Expected = (&'static str, u32, u32, &'static str);
+
+/// Reads `text` and compares all its problems.
+pub(crate) fn expect(text: &str, expected: &[Expected]) {
+    let found = problems(text);
+    let shown = found.human();
+    let places: Vec<_> = found
+        .iter()
+        .map(|p| (p.code.as_str(), p.line, p.column))
+        .collect();
+    let wanted: Vec<_> = expected.iter().map(|e| (e.0, e.1, e.2)).collect();
+    assert_eq!(places, wanted, "\n{text}\n{shown}");
+    for (problem, (.., part)) in found.iter().zip(expected) {
+        let all = format!(
+            "{} {}",
+            problem.message,
+            problem.hint.clone().unwrap_or_default()
+        );
+        assert!(all.contains(part), "`{part}` is not in `{all}`\n{text}");
+    }
+}
+
+/// Compares the problems of each case behind [`HEAD`].
+pub(crate) fn cases(cases: &[(&str, &[Expected])]) {
+    for (case, expected) in cases {
+        expect(&format!("{HEAD}{case}"), expected);
+    }
 }

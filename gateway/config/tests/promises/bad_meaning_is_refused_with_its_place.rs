@@ -1,0 +1,412 @@
+//! Documents in good form that cannot be meant: each problem with its place.
+
+use crate::stand_in::{HEAD, SOUND, cases, expect, problems};
+
+#[test]
+fn names_and_references() {
+    let tail = "\nsinks: [ { name: out, driver: { stdout: {} } }, { name: out, driver: { stdout: {} } } ]\n";
+    let wave = "driver: { generate: { points: [ { name: v, value: { constant: 1 } } ] } }";
+    cases(&[
+        (
+            &format!(
+                "devices:\n  - {{ name: a, {wave} }}\n  - {{ name: a, {wave} }}\nstreams:\n  - {{ name: \
+                 a, from: [a, b], sql: SELECT v FROM a, to: [ {{ sink: out }} ] }}{tail}"
+            ),
+            &[
+                ("E0302", 5, 13, "the first one is at t.yaml:4"),
+                ("E0302", 7, 13, "called like the table"),
+                ("E0303", 7, 26, "there is no table `b`"),
+                ("E0302", 8, 57, "stands twice"),
+            ],
+        ),
+        (
+            "devices:\n  - name: a\n    driver: { modbus: { link: x, points: [ { name: u, register: input, \
+             address: 0 } ] } }\n",
+            &[("E0303", 5, 31, "the document has no link yet")],
+        ),
+        (
+            "links: [ { name: l, bus: { tcp: { host: h } } } ]\n",
+            &[("W0411", 3, 18, "no device uses the link `l`")],
+        ),
+    ]);
+}
+
+#[test]
+fn tables_and_columns() {
+    let device = |name: &str, rest: &str, points: &str| {
+        format!("  - name: {name}\n{rest}    driver: {{ generate: {{ points: [ {points} ] }} }}\n")
+    };
+    let v = "{ name: v, value: { constant: 1 } }";
+    let n = "{ name: v, value: { counter: {} } }";
+    cases(&[
+        (
+            &format!(
+                "devices:\n{}{}",
+                device("a", "    table: t\n", v),
+                device("b", "    table: t\n", n)
+            ),
+            &[(
+                "E0304",
+                8,
+                12,
+                "`b` has `v` (Int64) where `a` has `v` (Float64)",
+            )],
+        ),
+        (
+            &format!(
+                "devices:\n{}{}",
+                device("a", "", v),
+                device(
+                    "b",
+                    "    table: a\n",
+                    &format!("{v}, {{ name: w, value: {{ constant: 1 }} }}")
+                )
+            ),
+            &[("E0304", 7, 12, "`b` has 6 columns, `a` has 5")],
+        ),
+        (
+            &format!(
+                "devices:\n{}",
+                device("a", "", "{ name: time, value: { constant: 1 } }")
+            ),
+            &[("E0305", 5, 45, "the table has a column `time` already")],
+        ),
+        (
+            &format!(
+                "devices:\n{}",
+                device(
+                    "a",
+                    "    point_quality: true\n",
+                    &format!("{v}, {{ name: v_quality, value: {{ constant: 1 }} }}")
+                )
+            ),
+            &[("E0305", 6, 82, "`v_quality`")],
+        ),
+    ]);
+}
+
+#[test]
+fn bounds_of_sections() {
+    cases(&[
+        ("web: { listen: \"10.0.0.7:8080\" }\n", &[("E0407", 3, 16, "SSH tunnel")]),
+        ("web: { listen: localhost }\n", &[("E0204", 3, 16, "no IP address with a port")]),
+        ("store: { commit_every: 0s }\n", &[("E0406", 3, 24, "`sync: each`")]),
+        ("store: { max_bytes: 1KiB }\n", &[("E0408", 3, 21, "8MiB or more")]),
+        ("limits: { store_queue: 0 }\n", &[("E0409", 3, 24, "from 1 to 65536")]),
+        ("limits: { memory: 1MiB }\n", &[("E0409", 3, 19, "8MiB or more")]),
+        (
+            &format!("store: {{ max_bytes: 32MiB }}{SOUND}"),
+            &[("E0408", 3, 21, "64MiB, is more than the store's 32MiB")],
+        ),
+        (
+            &SOUND.replace("{ stdout: {} }", "{ file: { path: /x/ } }\n    store: { max_bytes: 1B, max_records: 0, max_age: 0s }"),
+            &[
+                ("E0401", 14, 29, "no file's path"),
+                ("E0408", 15, 25, "64KiB or more"),
+                ("E0409", 15, 42, "1 or more"),
+                ("E0406", 15, 54, "`14d`"),
+            ],
+        ),
+    ]);
+    expect(
+        "version: 1\ngateway: { name: g, shutdown_grace: 0s }\n",
+        &[("E0406", 2, 37, "from 1s to 80s")],
+    );
+}
+
+#[test]
+fn streams() {
+    let window =
+        |window: &str| SOUND.replace("    to: [", &format!("    window: {window}\n    to: ["));
+    cases(&[
+        (
+            &window("{ tumbling: { size: 0s } }"),
+            &[("E0405", 11, 33, "a window of 0s")],
+        ),
+        (
+            &window("{ tumbling: { size: 10s, offset: 10s } }"),
+            &[("E0405", 11, 46, "the offset 10s is not less than 10s")],
+        ),
+        (
+            &window("{ tumbling: { size: 10s } }\n    idle_after: 0s"),
+            &[("E0406", 12, 17, "silent")],
+        ),
+        (
+            &window("{ tumbling: { size: 10s } }\n    late: { to: [] }"),
+            &[("E0412", 12, 17, "names no sink")],
+        ),
+        (
+            &SOUND.replace(
+                "    to: [",
+                "    late: { to: [ { sink: out } ] }\n    to: [",
+            ),
+            &[("E0405", 11, 5, "has no window, so no row is late")],
+        ),
+        (
+            &SOUND.replace("to: [ { sink: out } ]", "to: []"),
+            &[
+                ("W0410", 11, 9, "go nowhere"),
+                ("W0411", 13, 11, "no stream sends"),
+            ],
+        ),
+        (
+            &SOUND.replace("from: [waves]", "from: []"),
+            &[("E0412", 9, 11, "names no table")],
+        ),
+        (
+            &SOUND.replace("from: [waves]", "from: [waves, waves]"),
+            &[("E0302", 9, 19, "twice")],
+        ),
+        (
+            &SOUND.replace("from: [waves]", "from: [out_1]"),
+            &[("E0303", 9, 12, "yet")],
+        ),
+    ]);
+}
+
+#[test]
+fn sql_problems_point_into_the_yaml() {
+    let sql = |sql: &str| SOUND.replace("sql: SELECT level FROM waves", sql);
+    cases(&[
+        (
+            &sql("sql: SELEC level FROM waves"),
+            &[("E0501", 10, 10, "write SELECT")],
+        ),
+        (
+            &sql("sql: \"SELEC level FROM waves\""),
+            &[("E0501", 10, 11, "expected SELECT")],
+        ),
+        (
+            &sql(
+                "sql: |\n      WITH x AS (\n        SELEC level FROM waves)\n      SELECT 1 FROM x",
+            ),
+            &[("E0501", 12, 9, "expected SELECT")],
+        ),
+        (
+            &sql("sql: |\n\n      SELEC level\n      FROM waves"),
+            &[("E0501", 12, 7, "expected SELECT")],
+        ),
+        // Folding has lost the line: the text as a whole is named.
+        (
+            &sql("sql: >\n      WITH\n      SELEC level FROM waves"),
+            &[("E0501", 10, 5, "")],
+        ),
+    ]);
+}
+
+#[test]
+fn modbus_devices() {
+    let device = |more: &str, points: &str| {
+        format!(
+            "links: [ {{ name: l, bus: {{ tcp: {{ host: h }} }} }} ]\ndevices:\n  - name: m\n    \
+             driver:\n      modbus:\n        link: l\n{more}        points:\n{points}"
+        )
+    };
+    let point = "          - { name: u, register: input, address: 0 }\n";
+    let mut many = String::new();
+    many.extend((0..60).map(|i| {
+        let address = i * 200;
+        format!("          - {{ name: p{i}, register: input, address: {address} }}\n")
+    }));
+    cases(&[
+        (
+            &device(
+                "        polls: [ { name: a, every: 1s }, { name: b, every: 60s } ]\n",
+                point,
+            ),
+            &[("E0404", 9, 42, "2 poll groups")],
+        ),
+        // Field case A2: the last register is legal, a wider value there is refused by its name.
+        (
+            &device(
+                "",
+                "          - { name: u, register: holding, address: 65535 }\n",
+            ),
+            &[],
+        ),
+        (
+            &device(
+                "",
+                "          - { name: top, register: holding, address: 65535, type: u32 }\n",
+            ),
+            &[(
+                "E0401",
+                10,
+                54,
+                "point `top` at holding 65535 needs 2 registers",
+            )],
+        ),
+        (
+            &device(
+                "",
+                "          - { name: u, register: holding, address: 65536 }\n",
+            ),
+            &[("E0204", 10, 52, "from 0 to 65535")],
+        ),
+        // Field case A3: a value that is wider than the registers given to it.
+        (
+            &device(
+                "",
+                "          - { name: u, register: holding, address: 10, type: u64, length: 2 }\n",
+            ),
+            &[("E0401", 10, 75, "`u`")],
+        ),
+        // 60 requests of 2 ms each take 120 ms.
+        (
+            &device("        polls: [ { name: a, every: 100ms } ]\n", &many),
+            &[("E0402", 9, 36, "60 requests of a cycle take 120 %")],
+        ),
+        (
+            &device("        polls: [ { name: a, every: 140ms } ]\n", &many),
+            &[("W0403", 9, 36, "86 %")],
+        ),
+        (
+            &device("        polls: [ { name: a, every: 150ms } ]\n", &many),
+            &[],
+        ),
+        (
+            &device("", &format!("{point}{point}")),
+            &[("E0306", 11, 21, "the point `u` stands twice")],
+        ),
+    ]);
+}
+
+#[test]
+fn mqtt_and_generate_refuse_by_themselves() {
+    let feed = |rest: &str| {
+        format!(
+            "devices:\n  - name: f\n    driver:\n      mqtt:\n        url: mqtt://b\n{rest}        \
+             points: [ {{ name: v, type: f64 }} ]\n"
+        )
+    };
+    cases(&[
+        (
+            &feed("        topics: [ \"a/#/b\" ]\n"),
+            &[("E0401", 8, 17, "a/#/b")],
+        ),
+        (
+            &feed("        topics: [ a ]\n        qos: 2\n"),
+            &[("E0401", 9, 14, "")],
+        ),
+        (
+            "devices:\n  - name: f\n    driver: { generate: { rows: 0, points: [ { name: v, value: { \
+             sine: { amplitude: 1, period: 0s } } } ] } }\n",
+            &[
+                ("E0401", 5, 33, "number of rows"),
+                ("E0401", 5, 96, "is zero"),
+            ],
+        ),
+    ]);
+    let secret = format!(
+        "{HEAD}{}",
+        feed("        topics: [a]\n").replace("mqtt://b", "mqtt://u:pw@b")
+    );
+    let shown = problems(&secret).json();
+    assert!(shown.contains("E0204") && !shown.contains("pw"), "{shown}");
+}
+
+#[test]
+fn tests_of_the_document() {
+    let test = |input: &str, expect: &str| {
+        format!(
+            "tests:\n  - name: t\n    stream: out_1\n    input: [ {input} ]\n    expect: {expect}{SOUND}"
+        )
+    };
+    cases(&[
+        (
+            &test(
+                "{ at: 0s, level: 1.5 }, { at: 1s, level: null }",
+                "{ rows: [ { level: 1 } ] }",
+            ),
+            &[],
+        ),
+        (
+            &test("{ level: 1.5 }", "{}"),
+            &[("E0202", 6, 14, "`at` is missing")],
+        ),
+        (
+            &test("{ at: 0s, levle: 1.5 }", "{}"),
+            &[("E0601", 6, 24, "did you mean `level`?")],
+        ),
+        (
+            &test("{ at: 0s, time: 1 }", "{}"),
+            &[("E0601", 6, 24, "stamped by `at`")],
+        ),
+        (
+            &test("{ at: 0s, level: high }", "{}"),
+            &[("E0601", 6, 31, "takes a number")],
+        ),
+        (
+            &test("{ at: 0s, level: [1] }", "{}"),
+            &[("E0203", 6, 31, "a single value")],
+        ),
+        (
+            &test("{ at: 0s, device: wave }", "{}"),
+            &[("E0303", 6, 32, "did you mean `waves`?")],
+        ),
+        (
+            &test("{ at: 0s, table: wave }", "{}"),
+            &[("E0303", 6, 31, "does not read `wave`")],
+        ),
+        (
+            &test("{ at: 0s }", "{ rows: [ { levle: 1 } ] }"),
+            &[("E0601", 7, 25, "did you mean")],
+        ),
+        (
+            &test("{ at: 0s }", "{}").replace("stream: out_1", "stream: out_2"),
+            &[("E0303", 5, 13, "did you mean `out_1`?")],
+        ),
+    ]);
+}
+
+#[test]
+fn what_only_one_part_can_have() {
+    let wave = "{ name: v, value: { constant: 1 } }";
+    let sinks = "
+sinks:
+  - { name: a, driver: { file: { path: /x.jsonl } } }
+  - { name: b, driver: { file: { path: /x.jsonl } } }
+  - { name: cloud, driver: { mqtt: { url: \"mqtt://b\" } } }
+  - { name: d, driver: { mqtt: { url: \"mqtt://b:1883\", client_id: tidegate-g-cloud } } }
+  - { name: e, driver: { mqtt: { url: \"mqtt://b:1884\", client_id: tidegate-g-cloud } } }
+streams:
+  - name: s
+    from: [w]
+    sql: SELECT v FROM w
+    to: [ { sink: a }, { sink: b }, { sink: cloud }, { sink: d }, { sink: e } ]
+";
+    cases(&[(
+        &format!(
+            "devices:\n  - {{ name: w, driver: {{ generate: {{ points: [ {wave} ] }} }} }}{sinks}"
+        ),
+        &[
+            ("E0413", 7, 40, "the sink `a` writes this file too"),
+            ("E0413", 9, 67, "the sink `cloud` has the same client id"),
+        ],
+    )]);
+}
+
+#[test]
+fn names_of_points_are_told_once() {
+    let feed = |points: &str| {
+        format!(
+            "devices:\n  - name: f\n    driver:\n      mqtt:\n        url: mqtt://b\n        topics: [a]\n        \
+             points: [ {points} ]\n"
+        )
+    };
+    cases(&[
+        (
+            &feed("{ name: topic, type: string }"),
+            &[("E0305", 9, 27, "the table has a column `topic` already")],
+        ),
+        (
+            &feed("{ name: a, type: f64 }, { name: a, type: f64 }"),
+            &[("E0306", 9, 51, "the point `a` stands twice")],
+        ),
+        (
+            "devices:\n  - name: f\n    driver: { generate: { points: [ { name: a, value: { constant: \
+             1 } }, { name: a, value: { constant: 1 } } ] } }\n",
+            &[("E0306", 5, 82, "the point `a` stands twice")],
+        ),
+    ]);
+}
