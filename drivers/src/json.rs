@@ -519,3 +519,6 @@ impl<'a> Visitor<'_> for Lookup<'a> {
         Ok(self.0.child(key))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,6 +30,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Packets that the keeper may put aside for the next user of the link. A sink has at most 65,535
 /// acknowledgements outstanding; more than that was never asked for.
 const KEPT_MAX: usize = 65_535;
+/// CONNACK (2.2.1).
+const CONNACK_KIND: u8 = 2;
 /// Nothing but a CONNACK, a SUBACK or acknowledgements is expected by a sink.
 pub(crate) const CONTROL_PACKET_MAX: usize = 4096;
 
@@ -180,10 +182,15 @@ impl Link {
             .map_err(|fault| fault.to_string())?;
         loop {
             link.move_bytes(Reading::On).await?;
+            if link.peek_kind().is_some_and(|kind| kind != CONNACK_KIND) {
+                return Err(format!(
+                    "{url} answered CONNECT with something else: no MQTT broker?"
+                ));
+            }
             let packet = link
                 .inbox
                 .next()
-                .map_err(|e| format!("{url} does not speak MQTT: {e}"))?;
+                .map_err(|e| format!("{url} sent a CONNACK that is none: {e}"))?;
             match packet {
                 None => {}
                 Some(Incoming::Packet(Packet::ConnAck(ConnAck {

@@ -1,0 +1,351 @@
+//! The drivers against mosquitto, a broker that is not ours.
+//!
+//! Figures are printed (`cargo test -- --nocapture`); what is asserted is that nothing is lost,
+//! doubled or reordered.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+use tidegate_drivers::stats::Counter;
+use tidegate_drivers::{Fault, North, Payload, South};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::broker::*;
+
+/// A mosquitto of our own, on a free port of loopback, with a folder that goes with it.
+struct Mosquitto {
+    port: u16,
+    folder: PathBuf,
+    child: Child,
+}
+
+impl Mosquitto {
+    async fn start(extra: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tidegate-mosquitto-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        // Freed again for mosquitto, which cannot tell a port that it has chosen.
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let config = format!("listener {port} 127.0.0.1\nallow_anonymous true\n{extra}\n");
+        let file = folder.join("mosquitto.conf");
+        write(&file, &config);
+        let child = Self::spawn(&folder);
+        let broker = Self {
+            port,
+            folder,
+            child,
+        };
+        broker.ready().await;
+        broker
+    }
+
+    fn spawn(folder: &Path) -> Child {
+        Command::new("mosquitto")
+            .arg("-c")
+            .arg(folder.join("mosquitto.conf"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("mosquitto is installed (Debian package `mosquitto`)")
+    }
+
+    async fn ready(&self) {
+        let listening = async {
+            while tokio::net::TcpStream::connect(("127.0.0.1", self.port))
+                .await
+                .is_err()
+            {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(SOON, listening).await.expect("mosquitto listens");
+    }
+
+    fn url(&self) -> String {
+        format!("mqtt://127.0.0.1:{}", self.port)
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args([name, &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+
+    /// Starts `mosquitto_sub` on all topics, and returns once it is subscribed.
+    async fn subscriber(&self, qos: u8) -> Subscriber {
+        let file = self.folder.join("received");
+        let child = Command::new("mosquitto_sub")
+            .args([
+                "-d",
+                "-t",
+                "#",
+                "-F",
+                "got %p",
+                "-p",
+                &self.port.to_string(),
+            ])
+            .args(["-q", &qos.to_string()])
+            .stdout(File::create(&file).unwrap())
+            .spawn()
+            .expect("mosquitto_sub is installed (Debian package `mosquitto-clients`)");
+        let subscriber = Subscriber { file, child };
+        subscriber.until(|text| text.contains("Subscribed")).await;
+        subscriber
+    }
+
+    /// Publishes the lines of `lines` with `mosquitto_pub` to `t` at QoS 1; returns when all are
+    /// acknowledged.
+    async fn publish(&self, lines: &str) {
+        let file = self.folder.join("lines");
+        write(&file, lines);
+        let mut child = Command::new("mosquitto_pub")
+            .args(["-l", "-t", "t", "-q", "1", "-p", &self.port.to_string()])
+            .stdin(File::open(&file).unwrap())
+            .spawn()
+            .expect("mosquitto_pub is installed (Debian package `mosquitto-clients`)");
+        let ended = async {
+            loop {
+                if let Some(status) = child.try_wait().unwrap() {
+                    return assert!(status.success());
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), ended)
+            .await
+            .expect("mosquitto_pub ends");
+    }
+}
+
+impl Drop for Mosquitto {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        std::fs::remove_dir_all(&self.folder).unwrap();
+    }
+}
+
+/// A `mosquitto_sub` that writes what it gets to a file.
+struct Subscriber {
+    file: PathBuf,
+    child: Child,
+}
+
+impl Subscriber {
+    /// Waits until the output is as wanted, and returns it.
+    async fn until(&self, wanted: impl Fn(&str) -> bool) -> String {
+        let seen = async {
+            loop {
+                let text = std::fs::read_to_string(&self.file).unwrap();
+                if wanted(&text) {
+                    return text;
+                }
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), seen)
+            .await
+            .expect("the subscriber gets what it waits for")
+    }
+
+    /// The messages up to the one that is `last`.
+    async fn messages(&self, last: &str) -> Vec<String> {
+        let last = format!("got {last}\n");
+        let text = self
+            .until(|text| text.ends_with(&last) || text.contains(&last))
+            .await;
+        text.lines()
+            .filter_map(|line| line.strip_prefix("got "))
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn write(file: &Path, text: &str) {
+    File::create(file)
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+}
+
+/// Payloads `0` to `count - 1`, of about 200 bytes each.
+fn numbered(count: usize) -> Vec<Payload> {
+    let stream: Arc<str> = "s".into();
+    let payload = |seq: usize| Payload {
+        id: format!("gw/1/s/{seq}"),
+        stream: Arc::clone(&stream),
+        body: format!("{seq:0>200}").into(),
+    };
+    (0..count).map(payload).collect()
+}
+
+/// Delivers `count` payloads in slices of 500; returns messages a second.
+async fn rate(qos: u8, in_flight: u16, count: usize) -> f64 {
+    let broker = Mosquitto::start("max_queued_messages 0").await;
+    let subscriber = broker.subscriber(qos).await;
+    let fields = json!({ "qos": qos, "in_flight": in_flight });
+    let mut north = north(&broker.url(), &fields);
+    north.connect().await.unwrap();
+    let payloads = numbered(count);
+    let start = Instant::now();
+    for slice in payloads.chunks(500) {
+        let delivered = north.deliver(slice).await;
+        assert_eq!((delivered.count, delivered.fault), (slice.len(), None));
+    }
+    let rate = count as f64 / start.elapsed().as_secs_f64();
+    let expected: Vec<String> = (0..count).map(|seq| format!("{seq:0>200}")).collect();
+    let got = subscriber.messages(&expected[count - 1]).await;
+    // A48: without a fault nothing is doubled. QoS 0 is as good on one machine.
+    assert!(
+        got == expected,
+        "lost, doubled or reordered: {} of {count}",
+        got.len()
+    );
+    assert_eq!(north.stats().get(Counter::Requests), count as u64);
+    rate
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_arrives_once_and_in_order() {
+    for (qos, in_flight) in [(0, 100), (1, 20), (1, 100)] {
+        let rate = rate(qos, in_flight, 20_000).await;
+        println!("out: QoS {qos}, in flight {in_flight}: {rate:.0} messages/s");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_broker_loses_nothing() {
+    // A45: SIGSTOP in the middle of a delivery.
+    let broker = Mosquitto::start("max_queued_messages 0").await;
+    let subscriber = broker.subscriber(1).await;
+    let mut north = north(&broker.url(), &json!({ "ack_timeout": "500ms" }));
+    north.connect().await.unwrap();
+    let payloads = numbered(1_000);
+    let delivered = north.deliver(&payloads[..300]).await;
+    assert_eq!((delivered.count, delivered.fault), (300, None));
+    broker.signal("-STOP");
+    let delivered = timeout(SOON, north.deliver(&payloads[300..]))
+        .await
+        .unwrap();
+    assert!(
+        matches!(delivered.fault, Some(Fault::Link(_))),
+        "{delivered:?}"
+    );
+    assert_eq!(delivered.count, 0);
+    // Nobody answers CONNECT either; a caller's attempts end in time and do no harm.
+    timeout(Duration::from_millis(200), north.connect())
+        .await
+        .unwrap_err();
+    broker.signal("-CONT");
+    north.connect().await.unwrap();
+    let delivered = north.deliver(&payloads[300..]).await;
+    assert_eq!((delivered.count, delivered.fault), (700, None));
+
+    let mut got = subscriber.messages(&format!("{:0>200}", 999)).await;
+    let all = got.len();
+    assert!(
+        all <= 1_000 + 100,
+        "no more is doubled than was in flight: {all}"
+    );
+    // Doubled are the 100 in flight, as a block; each message comes first in its place.
+    let mut seen = std::collections::HashSet::new();
+    got.retain(|message| seen.insert(message.clone()));
+    let expected: Vec<String> = (0..1_000).map(|seq| format!("{seq:0>200}")).collect();
+    assert!(got == expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_of_20_in_flight_is_not_throttled() {
+    // mosquitto's default, and a batch that would linger for 5 s.
+    let broker = Mosquitto::start("max_queued_messages 0").await;
+    let count = 10_000usize;
+    let fields = json!({ "linger": "5s" });
+    let mut south = south(&broker.url(), &fields);
+    south.connect().await.unwrap();
+    // The broker keeps what comes while nobody is connected.
+    drop(south);
+    let lines: String = (0..count).map(|n| format!("{{\"n\":{n}}}\n")).collect();
+    broker.publish(&lines).await;
+
+    let mut south = crate::broker::south(&broker.url(), &fields);
+    let mut rows = table(&south);
+    let start = Instant::now();
+    south.connect().await.unwrap();
+    let mut got = Vec::new();
+    // The last rows are not settled: the broker offers them again.
+    while got.len() < count - 1_000 {
+        let receipt = south.read(&mut rows).await.unwrap().expect("a receipt");
+        got.extend(numbers(&mut rows));
+        south.settle(receipt).await.unwrap();
+    }
+    let rate = got.len() as f64 / start.elapsed().as_secs_f64();
+    println!("in: QoS 1, 20 in flight: {rate:.0} messages/s");
+    assert!(rate > 200.0, "{rate:.0} messages/s");
+    south.read(&mut rows).await.unwrap().expect("a receipt");
+    assert!(!numbers(&mut rows).is_empty());
+    drop(south);
+
+    let mut south = crate::broker::south(&broker.url(), &fields);
+    south.connect().await.unwrap();
+    while got.len() < count {
+        let receipt = south.read(&mut rows).await.unwrap().expect("a receipt");
+        got.extend(numbers(&mut rows));
+        south.settle(receipt).await.unwrap();
+    }
+    assert!(got == (0..i64::try_from(count).unwrap()).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_of_qos_0_keeps_up() {
+    let broker = Mosquitto::start("max_queued_messages 0\nqueue_qos0_messages true").await;
+    let mut south = south(&broker.url(), &json!({ "qos": 0 }));
+    let mut rows = table(&south);
+    south.connect().await.unwrap();
+    let mut north = north(&broker.url(), &json!({ "qos": 0 }));
+    north.connect().await.unwrap();
+    let payloads: Vec<Payload> = (0..20_000)
+        .map(|n| Payload {
+            id: n.to_string(),
+            stream: "s".into(),
+            body: format!("{{\"n\":{n}}}").into(),
+        })
+        .collect();
+    let start = Instant::now();
+    let feed = async {
+        let mut got = Vec::new();
+        while got.len() < payloads.len() {
+            assert_eq!(south.read(&mut rows).await.unwrap(), None);
+            got.extend(numbers(&mut rows));
+        }
+        got
+    };
+    let (delivered, got) = tokio::join!(north.deliver(&payloads), feed);
+    let rate = got.len() as f64 / start.elapsed().as_secs_f64();
+    println!("out and in: QoS 0: {rate:.0} messages/s");
+    assert_eq!((delivered.count, delivered.fault), (payloads.len(), None));
+    assert!(got == (0..20_000).collect::<Vec<i64>>());
+}
