@@ -301,14 +301,6 @@ pub enum StoreError {
     /// The layout knows no such sink or table.
     #[error("the store knows no {0}")]
     Unknown(String),
-    /// Rows have a column type that cannot be stored: a fault of the caller.
-    #[error("rows of table {table} cannot be stored: {reason}")]
-    Encoding {
-        /// The table.
-        table: Arc<str>,
-        /// What is wrong with them.
-        reason: String,
-    },
     /// The files failed again and again; nothing is stored any more. Exit for the supervisor.
     #[error("the store has failed: {0}")]
     Failed(String),
@@ -326,6 +318,8 @@ impl Future for Ticket {
     type Output = Result<(), StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map(|answer| answer.unwrap_or(Err(StoreError::Closed)))
+        Pin::new(&mut self.0)
+            .poll(context)
+            .map(|answer| answer.unwrap_or(Err(StoreError::Closed)))
     }
 }
