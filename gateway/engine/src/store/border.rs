@@ -301,14 +301,6 @@ pub enum StoreError {
     /// The layout knows no such sink or table.
     #[error("the store knows no {0}")]
     Unknown(String),
-    /// Rows have a column type that cannot be stored: a fault of the caller.
-    #[error("rows of table {table} cannot be stored: {reason}")]
-    Encoding {
-        /// The table.
-        table: Arc<str>,
-        /// What is wrong with them.
-        reason: String,
-    },
     /// The files failed again and again; nothing is stored any more. Exit for the supervisor.
     #[error("the store has failed: {0}")]
     Failed(String),

@@ -5,6 +5,18 @@
 //! `design/store.md`; promises P1–P3, P5, P7, P11, P12 have their tests here.
 
 mod border;
+mod committer;
+mod damage;
+mod disk;
+mod format;
+mod inbox;
+mod log;
+mod outbox;
+mod recovery;
+mod rows;
+
+#[cfg(test)]
+mod tests;
 
 pub use border::{
     Backlog, Commit, Layout, LogRows, OutboxRow, OutboxRows, Recovery, Rejected, SinkLayout,
@@ -12,13 +24,43 @@ pub use border::{
 };
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
 
 use arrow::record_batch::RecordBatch;
+use tokio::sync::oneshot;
 
-/// A handle to the open store. Clones are the same store.
-#[derive(Debug, Clone)]
+use committer::Committer;
+use disk::{Disk, Folder};
+use inbox::{Ask, Reply, Shared};
+
+/// A handle to the open store. Clones are the same store; when the last one is dropped, what waits
+/// is committed and the files are closed, without anybody to hear how it went.
 pub struct Store {
-    shared: Arc<()>,
+    shared: Arc<Shared>,
+}
+
+impl Clone for Store {
+    fn clone(&self) -> Self {
+        self.shared.handles.fetch_add(1, Ordering::Relaxed);
+        Store {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.shared.release();
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store")
+            .field("epoch", &self.shared.epoch)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Store {
@@ -26,18 +68,34 @@ impl Store {
     ///
     /// A file that cannot be opened is moved aside and reported, never fatal.
     pub fn open(options: StoreOptions, layout: Layout) -> Result<(Store, Recovery), StoreError> {
-        let _ = (options, layout);
-        Ok((
-            Store {
-                shared: Arc::new(()),
-            },
-            Recovery::default(),
-        ))
+        let disk: Arc<dyn Disk> = Arc::new(Folder(options.dir.clone()));
+        Self::open_on(disk, &options, layout)
+    }
+
+    fn open_on(
+        disk: Arc<dyn Disk>,
+        options: &StoreOptions,
+        layout: Layout,
+    ) -> Result<(Store, Recovery), StoreError> {
+        let path = disk.path(recovery::LIVE);
+        let opened = recovery::open(&disk, options, &layout)?;
+        let recovery = opened.recovery.clone();
+        let state = Arc::new(opened.state.clone());
+        let shared = Arc::new(Shared::new(options, Arc::new(layout), state));
+        let committer = Committer::new(Arc::clone(&shared), opened, options.max_bytes);
+        thread::Builder::new()
+            .name("store".to_owned())
+            .spawn(move || committer.run())
+            .map_err(|error| StoreError::Io {
+                path,
+                source: Arc::new(error),
+            })?;
+        Ok((Store { shared }, recovery))
     }
 
     /// The epoch of new records: part of every id.
     pub fn epoch(&self) -> u64 {
-        unimplemented!("{:?}", self.shared)
+        self.shared.epoch
     }
 
     /// Queues a commit, in the order of the calls, and resolves when it is queued.
@@ -45,23 +103,27 @@ impl Store {
     /// Waits while the queue is full or a `Block` sink has no room. Cancel safe: dropped before it
     /// resolves, nothing was queued.
     pub async fn submit(&self, commit: Commit) -> Result<Ticket, StoreError> {
-        unimplemented!("{commit:?}")
+        self.shared.submit(commit).await
     }
 
     /// Commits what waits; the caller's timer calls this every `commit_every`. Writes nothing when
     /// nothing waits. Does not block.
     pub fn flush(&self) {
-        unimplemented!()
+        self.shared.flush();
     }
 
     /// The progress that a stream committed last, or `None` for a new stream.
     pub fn progress(&self, stream: &str) -> Option<StreamProgress> {
-        unimplemented!("{stream}")
+        self.shared
+            .state()
+            .progress
+            .get(stream)
+            .map(|progress| (**progress).clone())
     }
 
     /// The position that the next row of `table` must have; rows in the queue included.
     pub fn log_end(&self, table: &str) -> u64 {
-        unimplemented!("{table}")
+        self.shared.log_end(table)
     }
 
     /// Reads durable log rows from position `from` on: batches with the position of their first
@@ -73,7 +135,14 @@ impl Store {
         from: u64,
         max_rows: usize,
     ) -> Result<Vec<(u64, RecordBatch)>, StoreError> {
-        unimplemented!("{table} {from} {max_rows}")
+        let table = Arc::from(table);
+        self.ask(|reply| Ask::Log {
+            table,
+            from,
+            max_rows,
+            reply,
+        })
+        .await
     }
 
     /// Waits until durable rows lie beyond position `after` and returns them in order: at least
@@ -86,56 +155,113 @@ impl Store {
         max_rows: usize,
         max_bytes: usize,
     ) -> Result<Vec<OutboxRow>, StoreError> {
-        unimplemented!("{sink} {after} {max_rows} {max_bytes}")
+        let Some((name, mut durable)) = self.shared.watch_sink(sink) else {
+            return Err(StoreError::Unknown(format!("sink {sink}")));
+        };
+        let mut end = self.shared.watch_end();
+        let mut after = after;
+        loop {
+            tokio::select! {
+                biased;
+                ended = end.wait_for(Option::is_some) => {
+                    return Err(ended.ok().and_then(|end| end.clone()).unwrap_or(StoreError::Closed));
+                }
+                // The sender lives as long as this handle: waiting cannot fail.
+                _ = durable.wait_for(|last| *last > after) => {}
+            }
+            let sink = name.clone();
+            let (rows, seen) = self
+                .ask(|reply| Ask::Next {
+                    sink,
+                    after,
+                    max_rows,
+                    max_bytes,
+                    reply,
+                })
+                .await?;
+            if !rows.is_empty() {
+                return Ok(rows);
+            }
+            after = after.max(seen);
+        }
     }
 
     /// The durable low-water mark: every row of the sink up to this position is settled.
     pub fn cursor(&self, sink: &str) -> u64 {
-        unimplemented!("{sink}")
+        self.shared
+            .state()
+            .sinks
+            .get(sink)
+            .map_or(0, |sink| sink.cursor)
     }
 
     /// Says that the far side has taken every row up to `upto`. Cheap; durable with the next
     /// commit or flush. Positions that are already settled change nothing.
     pub fn delivered(&self, sink: &str, upto: u64) {
-        unimplemented!("{sink} {upto}")
+        self.shared.delivered(sink, upto);
     }
 
     /// Says that the far side refused the row at `position` for good, and took every row before
     /// it: the next commit or flush moves the row to the dead letters with `reason` and lets the
     /// cursor pass, at once.
     pub fn reject(&self, sink: &str, position: u64, reason: &str) {
-        unimplemented!("{sink} {position} {reason}")
+        self.shared.reject(sink, position, reason);
     }
 
     /// The newest dead letters of a sink, oldest first, at most `limit`.
     pub async fn rejected(&self, sink: &str, limit: usize) -> Result<Vec<Rejected>, StoreError> {
-        unimplemented!("{sink} {limit}")
+        let sink = Arc::from(sink);
+        self.ask(|reply| Ask::Rejected { sink, limit, reply }).await
     }
 
     /// What waits for a sink. Rows that are delivered but not yet durably so do not wait.
     pub fn backlog(&self, sink: &str) -> Backlog {
-        unimplemented!("{sink}")
+        self.shared.backlog(sink)
     }
 
     /// Figures for status and metrics.
     pub fn stats(&self) -> StoreStats {
-        unimplemented!()
+        self.shared.stats()
     }
 
     /// Drops rows that are older than their sink's `max_age_us` at `now`, with the next flush or
     /// commit. Counted.
     pub fn expire(&self, now: i64) {
-        unimplemented!("{now}")
+        self.shared.expire(now);
     }
 
     /// Resolves when the store has failed for good, with the reason. Cancel safe.
     pub async fn failed(&self) -> StoreError {
-        unimplemented!()
+        let mut end = self.shared.watch_end();
+        let failed = end
+            .wait_for(|end| matches!(end, Some(StoreError::Failed(_))))
+            .await;
+        // The sender lives as long as this handle, so that there is an answer.
+        failed
+            .ok()
+            .and_then(|end| end.clone())
+            .unwrap_or(StoreError::Closed)
     }
 
     /// Commits what waits, closes the files and releases the lock. Later calls on other handles
     /// answer [`StoreError::Closed`].
     pub async fn close(self) -> Result<(), StoreError> {
-        unimplemented!()
+        self.shared.close();
+        let mut end = self.shared.watch_end();
+        let end = end
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|end| end.clone());
+        match end {
+            Some(StoreError::Failed(reason)) => Err(StoreError::Failed(reason)),
+            _ => Ok(()),
+        }
+    }
+
+    async fn ask<T>(&self, ask: impl FnOnce(Reply<T>) -> Ask) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.ask(ask(reply))?;
+        answer.await.unwrap_or_else(|_| Err(self.shared.ended()))
     }
 }

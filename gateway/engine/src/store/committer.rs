@@ -1,0 +1,554 @@
+//! The thread that owns the files: takes all that waits into one transaction, again and again.
+//!
+//! A failed transaction is never blindly repeated: the file is opened anew, the commit number in it
+//! says whether the transaction landed, and only if not the same work is written again. Panics of
+//! redb stay in here. Knows no clock: when to commit comes from the queue.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use redb::Database;
+
+use super::border::{Layout, LogRows, OutboxRows, StoreError, StoreStats, WhenFull};
+use super::damage::{Damage, Trouble, contained, drop_contained};
+use super::format::{Kind, encode_progress};
+use super::inbox::{Ask, Shared, Work, answer, droppable};
+use super::log;
+use super::outbox::{self, Fate, Records, Room};
+use super::recovery::{self, Files, Opened, RECORDS, State, put, read_meta, salvage};
+
+/// Times that one transaction is tried before the store gives up.
+const ATTEMPTS_MAX: u32 = 3;
+/// Above this length redb's quick repair is on: repair after a crash reads the whole file
+/// otherwise (12.5 ms per MiB). Below it costs 16 kB a commit for nothing.
+const QUICK_REPAIR_ABOVE: u64 = 32 << 20;
+
+/// What became of a transaction.
+enum Outcome {
+    Durable,
+    /// No room on the file system: to be tried again at the next flush.
+    Stalled,
+}
+
+pub(super) struct Committer {
+    shared: Arc<Shared>,
+    files: Files,
+    db: Option<Database>,
+    state: State,
+    damage: Damage,
+    max_bytes: u64,
+    stats: StoreStats,
+}
+
+impl Committer {
+    pub(super) fn new(shared: Arc<Shared>, opened: Opened, max_bytes: u64) -> Self {
+        let Opened {
+            files,
+            db,
+            state,
+            damage,
+            ..
+        } = opened;
+        let stats = StoreStats::default();
+        Committer {
+            shared,
+            files,
+            db: Some(db),
+            state,
+            damage,
+            max_bytes,
+            stats,
+        }
+    }
+
+    /// Works until the store is closed or fails; then everybody is told.
+    pub(super) fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let end = match contained(|| Ok(self.work())) {
+            Ok(Ok(())) => StoreError::Closed,
+            Ok(Err(reason)) => StoreError::Failed(reason),
+            Err(trouble) => StoreError::Failed(trouble.text().to_owned()),
+        };
+        if let StoreError::Failed(reason) = &end {
+            tracing::error!(reason, "the store has failed");
+        }
+        // The lock is released before anybody hears that the store is closed.
+        if !drop_contained(self) {
+            tracing::warn!("the store's file did not close cleanly");
+        }
+        shared.finish(&end);
+    }
+
+    fn work(&mut self) -> Result<(), String> {
+        let mut stalled: Option<Work> = None;
+        self.shared.show(self.figures());
+        loop {
+            let turn = self.shared.wait(stalled.is_some());
+            for ask in turn.asks {
+                self.answer(ask)?;
+            }
+            let work = match (stalled.take(), turn.work) {
+                (Some(mut held), more) => {
+                    held.delivered
+                        .extend(more.map(|more| more.delivered).unwrap_or_default());
+                    if !turn.flush {
+                        stalled = Some(held);
+                        continue;
+                    }
+                    Some(held)
+                }
+                (None, work) => work,
+            };
+            if let Some(mut work) = work.filter(|work| self.is_needed(work)) {
+                match self.commit(&mut work) {
+                    Ok(Outcome::Durable) => {
+                        for pending in work.commits {
+                            answer(pending.ticket, Ok(()));
+                        }
+                    }
+                    Ok(Outcome::Stalled) if !turn.close => stalled = Some(work),
+                    Ok(Outcome::Stalled) => {
+                        fail(work, "no room on the file system");
+                        return Err("no room on the file system".to_owned());
+                    }
+                    Err(reason) => {
+                        fail(work, &reason);
+                        return Err(reason);
+                    }
+                }
+            }
+            if turn.close {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether there is anything to write: nothing is written when nothing happened.
+    fn is_needed(&self, work: &Work) -> bool {
+        let state = &self.state;
+        let moved = |(name, upto): (&Arc<str>, &u64)| {
+            state
+                .sinks
+                .get(name)
+                .is_some_and(|sink| *upto > sink.cursor && sink.records() > 0)
+        };
+        let is_old = |now: i64| {
+            let aged = self
+                .shared
+                .layout
+                .sinks
+                .iter()
+                .filter_map(|s| Some((s, s.max_age_us?)));
+            aged.into_iter().any(|(sink, age)| {
+                state.sinks.get(&sink.name).is_some_and(|sink| {
+                    let limit = now.saturating_sub(age);
+                    sink.records() > 0 && sink.head_created.is_none_or(|created| created < limit)
+                })
+            })
+        };
+        !work.commits.is_empty()
+            || !work.refusals.is_empty()
+            || work.delivered.iter().any(moved)
+            || work.expire.is_some_and(is_old)
+    }
+
+    /// Makes the work durable, through errors if need be.
+    fn commit(&mut self, work: &mut Work) -> Result<Outcome, String> {
+        let before = self.state.meta.commit;
+        let mut next = self.state.clone();
+        let mut attempt = 0;
+        let bytes = loop {
+            attempt += 1;
+            let result = self.try_commit(work, &mut next);
+            let trouble = match result {
+                Ok(bytes) => break bytes,
+                Err(trouble) => trouble,
+            };
+            self.note(&trouble);
+            let landed = self.recover(&trouble)?;
+            if landed == Some(before + 1) && next.meta.commit == before + 1 {
+                break 0;
+            }
+            if matches!(trouble, Trouble::Full(_)) {
+                self.shared.show(self.figures());
+                return Ok(Outcome::Stalled);
+            }
+            if attempt >= ATTEMPTS_MAX {
+                return Err(trouble.text().to_owned());
+            }
+            next = self.state.clone();
+        };
+        self.state = next;
+        self.stats.commits += 1;
+        self.stats.bytes_committed += bytes;
+        self.shared.publish(&self.state, self.figures(), work);
+        Ok(Outcome::Durable)
+    }
+
+    fn try_commit(&mut self, work: &Work, next: &mut State) -> Result<u64, Trouble> {
+        let Some(db) = &self.db else {
+            return Err(Trouble::Io("not open".to_owned()));
+        };
+        let (damage, layout, max_bytes) = (&mut self.damage, &self.shared.layout, self.max_bytes);
+        let quick = self.files.traffic.length.load(Ordering::Relaxed) > QUICK_REPAIR_ABOVE;
+        contained(|| {
+            let mut txn = db.begin_write()?;
+            txn.set_quick_repair(quick);
+            let before = next.clone();
+            let records = txn.open_table(RECORDS)?;
+            let mut transaction = Transaction {
+                records,
+                state: next,
+                damage,
+                layout,
+                max_bytes,
+            };
+            let bytes = transaction.apply(work)?;
+            transaction.put_states(&before)?;
+            drop(transaction);
+            txn.commit()?;
+            Ok(bytes)
+        })
+    }
+
+    fn note(&mut self, trouble: &Trouble) {
+        tracing::error!(
+            reason = trouble.text(),
+            "the store's file failed; opening it again"
+        );
+        self.stats.last_error = Some(trouble.text().to_owned());
+    }
+
+    /// Opens the file anew, on what the device holds, and returns the commit number found there.
+    /// A broken file first gives up its readable records to a new one.
+    fn recover(&mut self, trouble: &Trouble) -> Result<Option<u64>, String> {
+        let mut damaged = matches!(trouble, Trouble::Damaged(_));
+        let mut last = trouble.clone();
+        for _ in 0..ATTEMPTS_MAX {
+            match self.reopen(damaged) {
+                Ok(commit) => {
+                    self.stats.reopened += 1;
+                    return Ok(commit);
+                }
+                Err(trouble) => {
+                    self.note(&trouble);
+                    damaged |= matches!(trouble, Trouble::Damaged(_));
+                    last = trouble;
+                }
+            }
+        }
+        Err(last.text().to_owned())
+    }
+
+    fn reopen(&mut self, damaged: bool) -> Result<Option<u64>, Trouble> {
+        if let Some(db) = self.db.take()
+            && !drop_contained(db)
+        {
+            tracing::debug!("the failed file did not close cleanly");
+        }
+        let mut db = self.files.open_live()?;
+        let found = contained(|| read_meta(&db, &mut self.damage))?.map(|meta| meta.commit);
+        if damaged {
+            (db, _) = salvage(&self.files, db, &mut self.damage)?;
+            // What the memory knows is newer than what could be read: it goes into the new file,
+            // unless the failed transaction landed, which then wrote its states itself.
+            if found.is_none_or(|found| found <= self.state.meta.commit) {
+                recovery::write(&db, |records| self.state.put_all(records))?;
+            }
+        }
+        self.db = Some(db);
+        Ok(found)
+    }
+
+    /// Answers a question from the file, through one failure.
+    fn answer(&mut self, ask: Ask) -> Result<(), String> {
+        match ask {
+            Ask::Next {
+                sink,
+                after,
+                max_rows,
+                max_bytes,
+                reply,
+            } => {
+                let rows = self.read(|db, state, damage| {
+                    let Some(state) = state.sinks.get(&sink) else {
+                        return Ok((vec![], after));
+                    };
+                    let records = recovery::records(db)?;
+                    outbox::read(&records, &sink, state, after, max_rows, max_bytes, damage)
+                })?;
+                answer(reply, Ok(rows));
+            }
+            Ask::Log {
+                table,
+                from,
+                max_rows,
+                reply,
+            } => {
+                let rows = self.read(|db, state, damage| {
+                    let Some(log) = state.tables.get(&table) else {
+                        return Ok(vec![]);
+                    };
+                    let none = vec![];
+                    let schemas = state.schemas.get(&table).unwrap_or(&none);
+                    let records = recovery::records(db)?;
+                    log::read(&records, &table, log, schemas, from, max_rows, damage)
+                })?;
+                answer(reply, Ok(rows));
+            }
+            Ask::Rejected { sink, limit, reply } => {
+                let letters = self.read(|db, _, damage| {
+                    outbox::letters(&recovery::records(db)?, &sink, limit, damage)
+                })?;
+                answer(reply, Ok(letters));
+            }
+        }
+        self.shared.show(self.figures());
+        Ok(())
+    }
+
+    fn read<T>(
+        &mut self,
+        question: impl Fn(&Database, &State, &mut Damage) -> Result<T, Trouble>,
+    ) -> Result<T, String> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let result = match &self.db {
+                Some(db) => contained(|| question(db, &self.state, &mut self.damage)),
+                None => Err(Trouble::Io("not open".to_owned())),
+            };
+            let trouble = match result {
+                Ok(found) => return Ok(found),
+                Err(trouble) => trouble,
+            };
+            self.note(&trouble);
+            if attempt >= ATTEMPTS_MAX {
+                return Err(trouble.text().to_owned());
+            }
+            self.recover(&trouble)?;
+        }
+    }
+
+    fn figures(&self) -> StoreStats {
+        StoreStats {
+            bytes_written: self.files.traffic.written.load(Ordering::Relaxed),
+            file_bytes: self.files.traffic.length.load(Ordering::Relaxed),
+            corrupt_records: self.damage.records,
+            corrupt_rows: self.damage.rows,
+            ..self.stats.clone()
+        }
+    }
+}
+
+fn fail(work: Work, reason: &str) {
+    for pending in work.commits {
+        answer(pending.ticket, Err(StoreError::Failed(reason.to_owned())));
+    }
+}
+
+/// One transaction being filled.
+struct Transaction<'a, 'txn> {
+    records: Records<'txn>,
+    state: &'a mut State,
+    damage: &'a mut Damage,
+    layout: &'a Layout,
+    max_bytes: u64,
+}
+
+impl Transaction<'_, '_> {
+    /// Applies the work in the order that frees room first; returns the encoded bytes.
+    fn apply(&mut self, work: &Work) -> Result<u64, Trouble> {
+        self.settle(work)?;
+        let mut bytes = 0;
+        let progresses = work
+            .commits
+            .iter()
+            .filter_map(|p| p.commit.progress.as_ref());
+        // Of several by one stream the last one counts.
+        let latest: BTreeMap<_, _> = progresses
+            .map(|progress| (&progress.stream, progress))
+            .collect();
+        for (stream, progress) in latest {
+            let body = encode_progress(progress);
+            put(&mut self.records, Kind::Progress, stream, &body)?;
+            self.state
+                .progress
+                .insert(stream.clone(), Arc::new(progress.clone()));
+            bytes += body.len() as u64;
+        }
+        bytes += self.append_outboxes(work)?;
+        bytes += self.append_logs(work)?;
+        self.trim_logs()?;
+        self.bound_store()?;
+        Ok(bytes)
+    }
+
+    /// Lets the cursors pass what was delivered, refused or has become too old.
+    fn settle(&mut self, work: &Work) -> Result<(), Trouble> {
+        let (records, damage) = (&mut self.records, &mut *self.damage);
+        let mut refusals: Vec<_> = work.refusals.iter().collect();
+        refusals.sort_by_key(|refusal| refusal.position);
+        for refusal in refusals {
+            let Some(state) = self.state.sinks.get_mut(&refusal.sink) else {
+                continue;
+            };
+            let (sink, position) = (&refusal.sink, refusal.position);
+            outbox::reject(records, sink, state, position, &refusal.reason, damage)?;
+        }
+        for (sink, upto) in &work.delivered {
+            let Some(state) = self.state.sinks.get_mut(sink) else {
+                continue;
+            };
+            outbox::settle(records, sink, state, *upto, Fate::Delivered, damage)?;
+        }
+        let Some(now) = work.expire else {
+            return Ok(());
+        };
+        for sink in &self.layout.sinks {
+            let Some(age) = sink.max_age_us else { continue };
+            let Some(state) = self.state.sinks.get_mut(&sink.name) else {
+                continue;
+            };
+            outbox::expire(records, &sink.name, state, now.saturating_sub(age), damage)?;
+        }
+        Ok(())
+    }
+
+    fn append_outboxes(&mut self, work: &Work) -> Result<u64, Trouble> {
+        let mut bytes = 0;
+        let epoch = self.state.meta.epoch;
+        for sink in &self.layout.sinks {
+            let parts: Vec<&OutboxRows> = work
+                .commits
+                .iter()
+                .flat_map(|pending| &pending.commit.outbox)
+                .filter(|rows| rows.sink == sink.name)
+                .collect();
+            if parts.is_empty() {
+                continue;
+            }
+            let free = (self.max_bytes + droppable(self.state, self.layout))
+                .saturating_sub(self.state.held_bytes());
+            let state = self.state.sinks.entry(sink.name.clone()).or_default();
+            let room = (sink.when_full == WhenFull::DropNewest).then(|| Room {
+                records: sink
+                    .max_records
+                    .map_or(u64::MAX, |max| max.saturating_sub(state.records())),
+                bytes: sink.max_bytes.saturating_sub(state.bytes).min(free),
+            });
+            bytes += outbox::append(&mut self.records, &sink.name, state, epoch, &parts, room)?;
+            if sink.when_full == WhenFull::DropOldest {
+                let excess = outbox::excess(sink, state);
+                outbox::drop_oldest(&mut self.records, &sink.name, state, excess, self.damage)?;
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn append_logs(&mut self, work: &Work) -> Result<u64, Trouble> {
+        let mut bytes = 0;
+        for table in &self.layout.tables {
+            let parts: Vec<&LogRows> = work
+                .commits
+                .iter()
+                .flat_map(|pending| &pending.commit.rows)
+                .filter(|rows| rows.table == table.name)
+                .collect();
+            if parts.is_empty() {
+                continue;
+            }
+            let floor = self.floor(&table.name, &table.readers);
+            let state = self.state.tables.entry(table.name.clone()).or_default();
+            let schemas = self.state.schemas.entry(table.name.clone()).or_default();
+            bytes += log::append(
+                &mut self.records,
+                &table.name,
+                state,
+                schemas,
+                floor,
+                &parts,
+            )?;
+        }
+        Ok(bytes)
+    }
+
+    /// The first log position that some reader still needs.
+    fn floor(&self, table: &str, readers: &[Arc<str>]) -> u64 {
+        let needed = |stream: &Arc<str>| {
+            let progress = self.state.progress.get(stream)?;
+            let mut floors = progress.replay_from.iter();
+            floors
+                .find(|(name, _)| &**name == table)
+                .map(|(_, position)| *position)
+        };
+        readers
+            .iter()
+            .map(|stream| needed(stream).unwrap_or(0))
+            .min()
+            .unwrap_or(u64::MAX)
+    }
+
+    fn trim_logs(&mut self) -> Result<(), Trouble> {
+        for table in &self.layout.tables {
+            let floor = self.floor(&table.name, &table.readers);
+            if let Some(state) = self.state.tables.get_mut(&table.name) {
+                log::trim(&mut self.records, &table.name, state, floor)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds the store's own bound; see [`WhenFull`].
+    fn bound_store(&mut self) -> Result<(), Trouble> {
+        loop {
+            let over = self.state.held_bytes().saturating_sub(self.max_bytes);
+            if over == 0 {
+                return Ok(());
+            }
+            let layout = self.layout;
+            let gives = |name: &Arc<str>| {
+                let named = layout.sinks.iter().find(|sink| sink.name == *name);
+                named.is_none_or(|sink| sink.when_full == WhenFull::DropOldest)
+            };
+            let sinks = self.state.sinks.iter_mut();
+            let largest = sinks
+                .filter(|(name, sink)| sink.records() > 0 && gives(name))
+                .max_by_key(|(_, sink)| sink.bytes);
+            if let Some((name, sink)) = largest {
+                let excess = Room {
+                    records: 1,
+                    bytes: over.min(sink.bytes),
+                };
+                outbox::drop_oldest(&mut self.records, name, sink, excess, self.damage)?;
+                continue;
+            }
+            let tables = self.state.tables.iter_mut();
+            let largest = tables.max_by_key(|(_, table)| table.bytes);
+            let Some((name, table)) = largest.filter(|(_, table)| table.bytes > 0) else {
+                return Ok(());
+            };
+            if !log::drop_oldest(&mut self.records, name, table)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes the states that changed, and the number that tells that the commit landed.
+    fn put_states(&mut self, before: &State) -> Result<(), Trouble> {
+        self.state.meta.commit += 1;
+        put(&mut self.records, Kind::Meta, "", &self.state.meta.encode())?;
+        for (name, sink) in &self.state.sinks {
+            if before.sinks.get(name) != Some(sink) {
+                put(&mut self.records, Kind::Sink, name, &sink.encode())?;
+            }
+        }
+        for (name, table) in &self.state.tables {
+            if before.tables.get(name) != Some(table) {
+                put(&mut self.records, Kind::Table, name, &table.encode())?;
+            }
+        }
+        Ok(())
+    }
+}

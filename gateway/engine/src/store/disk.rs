@@ -1,0 +1,237 @@
+//! The folder that holds the store, as few operations as it needs.
+//!
+//! [`Folder`] is the real one; the tests put a disk in its place that loses what was not synced.
+//! Files are 0600, the folder 0700. Knows no record.
+
+use std::fmt::Debug;
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::ops::Bound;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use redb::backends::FileBackend;
+use redb::{BackendError, StorageBackend};
+use rustix::fs::{Advice, fadvise};
+
+/// The files of a store. Names have no folder in them.
+pub(super) trait Disk: Debug + Send + Sync {
+    /// What a person calls the file.
+    fn path(&self, name: &str) -> PathBuf;
+
+    /// Makes the folder where it is missing and takes the lock on it, until the guard is dropped.
+    /// `None` when another process has it.
+    fn lock(&self, name: &str) -> io::Result<Option<Box<dyn Debug + Send>>>;
+
+    /// The length of a file, or `None` where there is none.
+    fn length(&self, name: &str) -> io::Result<Option<u64>>;
+
+    /// Opens a file for the tree; with `create` an empty one in place of any that is there.
+    /// What is read afterwards comes from the device, not from pages that a failed sync left clean.
+    fn open(&self, name: &str, create: bool) -> io::Result<Box<dyn StorageBackend>>;
+
+    /// Gives a file the name `to`, replacing what had it, durably. With `aside`, what had the name
+    /// `to` is found under `aside` afterwards; at no moment is there nothing under `to`.
+    fn publish(&self, from: &str, to: &str, aside: Option<&str>) -> io::Result<()>;
+
+    /// Removes a file if it is there.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Reads a small file.
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
+
+    /// Writes a small file as a whole, durably.
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
+
+    /// Appends to a file unless it would grow beyond `bytes_max`. Not synced.
+    fn append(&self, name: &str, bytes: &[u8], bytes_max: u64) -> io::Result<()>;
+}
+
+/// A folder of the file system.
+#[derive(Debug)]
+pub(super) struct Folder(pub(super) PathBuf);
+
+impl Folder {
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.0)?.sync_all()
+    }
+
+    fn options() -> OpenOptions {
+        let mut options = OpenOptions::new();
+        options.mode(0o600);
+        options
+    }
+}
+
+fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl Disk for Folder {
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(Path::new(name))
+    }
+
+    fn lock(&self, name: &str) -> io::Result<Option<Box<dyn Debug + Send>>> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.0)?;
+        let file = Self::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(self.path(name))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Box::new(file))),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    fn length(&self, name: &str) -> io::Result<Option<u64>> {
+        Ok(found(fs::metadata(self.path(name)))?.map(|meta| meta.len()))
+    }
+
+    fn open(&self, name: &str, create: bool) -> io::Result<Box<dyn StorageBackend>> {
+        let mut options = Self::options();
+        options
+            .read(true)
+            .write(true)
+            .create(create)
+            .truncate(create);
+        let file = options.open(self.path(name))?;
+        // After a failed sync Linux marks the pages clean: they would be read back from memory as
+        // if they were on the device. Dropped from the cache, they are read from where they count.
+        fadvise(&file, 0, None, Advice::DontNeed)?;
+        Ok(Box::new(FileBackend::new(file).map_err(io::Error::other)?))
+    }
+
+    fn publish(&self, from: &str, to: &str, aside: Option<&str>) -> io::Result<()> {
+        if let Some(aside) = aside {
+            self.remove(aside)?;
+            fs::hard_link(self.path(to), self.path(aside))?;
+        }
+        fs::rename(self.path(from), self.path(to))?;
+        self.sync()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        found(fs::remove_file(self.path(name))).map(drop)
+    }
+
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let Some(file) = found(File::open(self.path(name)))? else {
+            return Ok(None);
+        };
+        let mut bytes = Vec::new();
+        file.take(4096).read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let beside = format!("{name}.new");
+        let mut file = Self::options()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .open(self.path(&beside))?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        self.publish(&beside, name, None)
+    }
+
+    fn append(&self, name: &str, bytes: &[u8], bytes_max: u64) -> io::Result<()> {
+        let mut file = Self::options()
+            .create(true)
+            .append(true)
+            .open(self.path(name))?;
+        let length = file.metadata()?.len().saturating_add(bytes.len() as u64);
+        if length > bytes_max {
+            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+        }
+        file.write_all(bytes)
+    }
+}
+
+/// What went through a backend, for figures.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    pub(super) written: AtomicU64,
+    pub(super) length: AtomicU64,
+}
+
+/// Passes everything on and counts it.
+#[derive(Debug)]
+pub(super) struct Counted {
+    pub(super) inner: Box<dyn StorageBackend>,
+    pub(super) traffic: Arc<Traffic>,
+}
+
+impl StorageBackend for Counted {
+    fn len(&self) -> io::Result<u64> {
+        let length = self.inner.len()?;
+        self.traffic.length.store(length, Ordering::Relaxed);
+        Ok(length)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.inner.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.inner.set_len(len)?;
+        self.traffic.length.store(len, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.inner.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.inner.write(offset, data)?;
+        self.traffic
+            .written
+            .fetch_add(data.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.inner.close()
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.inner.try_lock_range(start, end)
+    }
+
+    fn try_lock_shared_range(
+        &self,
+        start: Bound<u64>,
+        end: Bound<u64>,
+    ) -> Result<bool, BackendError> {
+        self.inner.try_lock_shared_range(start, end)
+    }
+
+    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.inner.lock_range(start, end)
+    }
+
+    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.inner.lock_shared_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.inner.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.inner.query_lock_range(start, end)
+    }
+}

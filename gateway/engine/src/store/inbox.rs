@@ -1,0 +1,554 @@
+//! The queue between everybody and the store's thread, and what everybody may see of the store.
+//!
+//! Bounded: a commit holds a slot from [`Shared::submit`] until it is durable. The thread takes all
+//! that waits at once, in order. Decides when a commit is due; knows no file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use arrow::array::Array;
+use arrow::record_batch::RecordBatch;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
+
+use super::border::{
+    Backlog, Commit, Layout, OutboxRow, Rejected, StoreError, StoreOptions, StoreStats, Ticket,
+    WhenFull,
+};
+use super::format::row_bytes;
+use super::outbox;
+use super::recovery::State;
+
+/// Refusals that wait at most before they make a commit due.
+const REJECTS_MAX: usize = 256;
+
+/// The answer to a question that the thread reads from the file.
+pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// Questions that need the file.
+pub(super) enum Ask {
+    Next {
+        sink: Arc<str>,
+        after: u64,
+        max_rows: usize,
+        max_bytes: usize,
+        /// Rows, and the position up to which everything has been looked at.
+        reply: Reply<(Vec<OutboxRow>, u64)>,
+    },
+    Log {
+        table: Arc<str>,
+        from: u64,
+        max_rows: usize,
+        reply: Reply<Vec<(u64, RecordBatch)>>,
+    },
+    Rejected {
+        sink: Arc<str>,
+        limit: usize,
+        reply: Reply<Vec<Rejected>>,
+    },
+}
+
+/// A commit in the queue.
+pub(super) struct Pending {
+    pub(super) commit: Commit,
+    pub(super) ticket: oneshot::Sender<Result<(), StoreError>>,
+    /// Given back when the commit is durable or has failed.
+    _slot: OwnedSemaphorePermit,
+}
+
+/// A row that its sink refused.
+pub(super) struct Refusal {
+    pub(super) sink: Arc<str>,
+    pub(super) position: u64,
+    pub(super) reason: String,
+}
+
+/// Everything that one transaction makes durable.
+#[derive(Default)]
+pub(super) struct Work {
+    pub(super) commits: Vec<Pending>,
+    pub(super) delivered: BTreeMap<Arc<str>, u64>,
+    pub(super) refusals: Vec<Refusal>,
+    pub(super) expire: Option<i64>,
+}
+
+/// What the thread does next.
+pub(super) struct Turn {
+    pub(super) asks: Vec<Ask>,
+    pub(super) work: Option<Work>,
+    pub(super) flush: bool,
+    pub(super) close: bool,
+}
+
+#[derive(Default)]
+struct Inbox {
+    work: Work,
+    asks: Vec<Ask>,
+    bytes: usize,
+    waits: usize,
+    flush: bool,
+    close: bool,
+    blocked: usize,
+    /// Rows and bytes per sink that are queued or being committed.
+    coming: HashMap<Arc<str>, (u64, u64)>,
+    /// Positions that log rows must continue at, queued rows included.
+    log_ends: HashMap<Arc<str>, u64>,
+}
+
+/// What was durable after the last commit.
+struct View {
+    state: Arc<State>,
+    stats: StoreStats,
+}
+
+/// Shared by the handles and the thread.
+pub(super) struct Shared {
+    inbox: Mutex<Inbox>,
+    wake: Condvar,
+    view: Mutex<View>,
+    slots: Arc<Semaphore>,
+    /// A `Block` sink may have room again.
+    room: Notify,
+    /// Per sink: the position of the last durable row.
+    durable: HashMap<Arc<str>, watch::Sender<u64>>,
+    /// Set once: why nothing is stored any more.
+    end: watch::Sender<Option<StoreError>>,
+    /// Handles that are left; the last one closes the store.
+    pub(super) handles: AtomicU64,
+    pub(super) layout: Arc<Layout>,
+    pub(super) epoch: u64,
+    queue: usize,
+    commit_bytes: usize,
+    max_bytes: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while the lock was held leaves counters at worst; the thread's own panics are met
+    // where it ends.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn new(options: &StoreOptions, layout: Arc<Layout>, state: Arc<State>) -> Self {
+        let durable = layout.sinks.iter().map(|sink| {
+            let last = state.sinks.get(&sink.name).map_or(0, |sink| sink.next - 1);
+            (sink.name.clone(), watch::Sender::new(last))
+        });
+        let log_ends = layout.tables.iter().map(|table| {
+            let end = state.tables.get(&table.name).map_or(0, |table| table.end);
+            (table.name.clone(), end)
+        });
+        let queue = options.queue.clamp(1, Semaphore::MAX_PERMITS);
+        Shared {
+            inbox: Mutex::new(Inbox {
+                log_ends: log_ends.collect(),
+                ..Inbox::default()
+            }),
+            wake: Condvar::new(),
+            slots: Arc::new(Semaphore::new(queue)),
+            room: Notify::new(),
+            durable: durable.collect(),
+            end: watch::Sender::new(None),
+            handles: AtomicU64::new(1),
+            layout,
+            epoch: state.meta.epoch,
+            queue,
+            commit_bytes: options.commit_bytes,
+            max_bytes: options.max_bytes,
+            view: Mutex::new(View {
+                state,
+                stats: StoreStats::default(),
+            }),
+        }
+    }
+
+    /// See [`Store::submit`](super::Store::submit).
+    pub(super) async fn submit(&self, commit: Commit) -> Result<Ticket, StoreError> {
+        let mut commit = Some(commit);
+        loop {
+            let slot = Arc::clone(&self.slots).acquire_owned().await;
+            let Ok(slot) = slot else {
+                return Err(self.ended());
+            };
+            let room = self.room.notified();
+            tokio::pin!(room);
+            room.as_mut().enable();
+            if let Some(ticket) = self.push(&mut commit, slot)? {
+                return Ok(ticket);
+            }
+            let _blocked = Blocked::new(self);
+            room.await;
+        }
+    }
+
+    /// Queues the commit, or leaves it where it is when a `Block` sink has no room.
+    fn push(
+        &self,
+        commit: &mut Option<Commit>,
+        slot: OwnedSemaphorePermit,
+    ) -> Result<Option<Ticket>, StoreError> {
+        let mut inbox = lock(&self.inbox);
+        if inbox.close || self.end.borrow().is_some() {
+            return Err(self.ended());
+        }
+        let Some(held) = commit.as_ref() else {
+            return Err(StoreError::Closed);
+        };
+        self.check(&inbox, held)?;
+        if !self.has_room(&inbox, held) {
+            return Ok(None);
+        }
+        let Some(taken) = commit.take() else {
+            return Err(StoreError::Closed);
+        };
+        for rows in &taken.rows {
+            let end = rows.position + rows.batch.num_rows() as u64;
+            inbox.log_ends.insert(rows.table.clone(), end);
+            inbox.bytes += batch_bytes(&rows.batch);
+        }
+        for rows in &taken.outbox {
+            let bytes: u64 = rows.bodies.iter().map(row_bytes).sum();
+            let coming = inbox.coming.entry(rows.sink.clone()).or_default();
+            coming.0 += rows.bodies.len() as u64;
+            coming.1 += bytes;
+            inbox.bytes += usize::try_from(bytes).unwrap_or(usize::MAX);
+        }
+        inbox.bytes += taken
+            .progress
+            .as_ref()
+            .map_or(0, |progress| progress.state.len());
+        inbox.waits += usize::from(taken.wait);
+        let (ticket, done) = oneshot::channel();
+        inbox.work.commits.push(Pending {
+            commit: taken,
+            ticket,
+            _slot: slot,
+        });
+        if self.is_due(&inbox) {
+            self.wake.notify_one();
+        }
+        Ok(Some(Ticket(done)))
+    }
+
+    fn check(&self, inbox: &Inbox, commit: &Commit) -> Result<(), StoreError> {
+        let mut ends: HashMap<&Arc<str>, u64> = HashMap::new();
+        for rows in &commit.rows {
+            let Some(end) = inbox.log_ends.get(&rows.table) else {
+                return Err(StoreError::Unknown(format!("table {}", rows.table)));
+            };
+            let expected = ends.entry(&rows.table).or_insert(*end);
+            if rows.position != *expected {
+                return Err(StoreError::Position {
+                    table: rows.table.clone(),
+                    position: rows.position,
+                    expected: *expected,
+                });
+            }
+            *expected += rows.batch.num_rows() as u64;
+        }
+        for rows in &commit.outbox {
+            if !self.durable.contains_key(&rows.sink) {
+                return Err(StoreError::Unknown(format!("sink {}", rows.sink)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every `Block` sink of the commit is below its bounds and the store below its own.
+    fn has_room(&self, inbox: &Inbox, commit: &Commit) -> bool {
+        if self
+            .layout
+            .sinks
+            .iter()
+            .all(|sink| sink.when_full != WhenFull::Block)
+        {
+            return true;
+        }
+        let view = lock(&self.view);
+        let coming = |name| inbox.coming.get(name).copied().unwrap_or_default();
+        let store_full = || {
+            let queued: u64 = inbox.coming.values().map(|(_, bytes)| bytes).sum();
+            droppable(&view.state, &self.layout) == 0
+                && view.state.held_bytes().saturating_add(queued) >= self.max_bytes
+        };
+        commit.outbox.iter().all(|rows| {
+            let layout = self.layout.sinks.iter().find(|sink| sink.name == rows.sink);
+            let Some(layout) = layout.filter(|sink| sink.when_full == WhenFull::Block) else {
+                return true;
+            };
+            let (records, bytes) = coming(&rows.sink);
+            let held = view.state.sinks.get(&rows.sink);
+            let (held_records, held_bytes) =
+                held.map_or((0, 0), |sink| (sink.records(), sink.bytes));
+            !outbox::is_full(layout, held_records + records, held_bytes + bytes) && !store_full()
+        })
+    }
+
+    /// Whether the thread should commit now.
+    fn is_due(&self, inbox: &Inbox) -> bool {
+        inbox.waits > 0
+            || inbox.bytes >= self.commit_bytes
+            || inbox.work.commits.len() * 2 > self.queue
+            || inbox.work.refusals.len() >= REJECTS_MAX
+            || (inbox.blocked > 0 && !inbox.work.delivered.is_empty())
+    }
+
+    pub(super) fn ask(&self, ask: Ask) -> Result<(), StoreError> {
+        let mut inbox = lock(&self.inbox);
+        if inbox.close || self.end.borrow().is_some() {
+            return Err(self.ended());
+        }
+        inbox.asks.push(ask);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    pub(super) fn flush(&self) {
+        lock(&self.inbox).flush = true;
+        self.wake.notify_one();
+    }
+
+    pub(super) fn expire(&self, now: i64) {
+        lock(&self.inbox).work.expire = Some(now);
+    }
+
+    pub(super) fn delivered(&self, sink: &str, upto: u64) {
+        let Some((name, _)) = self.durable.get_key_value(sink) else {
+            return;
+        };
+        let mut inbox = lock(&self.inbox);
+        let mark = inbox.work.delivered.entry(name.clone()).or_default();
+        *mark = upto.max(*mark);
+        if self.is_due(&inbox) {
+            self.wake.notify_one();
+        }
+    }
+
+    pub(super) fn reject(&self, sink: &str, position: u64, reason: &str) {
+        let Some((sink, _)) = self.durable.get_key_value(sink) else {
+            return;
+        };
+        let mut inbox = lock(&self.inbox);
+        let (sink, reason) = (sink.clone(), reason.to_owned());
+        inbox.work.refusals.push(Refusal {
+            sink,
+            position,
+            reason,
+        });
+        if self.is_due(&inbox) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Asks the thread to commit what waits and to end.
+    pub(super) fn close(&self) {
+        lock(&self.inbox).close = true;
+        self.wake.notify_one();
+        self.room.notify_waiters();
+    }
+
+    /// Waits for something to do. With `stalled` new commits stay in the queue and marks of
+    /// delivery are handed over, for the work that could not be written.
+    pub(super) fn wait(&self, stalled: bool) -> Turn {
+        let mut inbox = lock(&self.inbox);
+        loop {
+            let due = !stalled && self.is_due(&inbox);
+            if !inbox.asks.is_empty() || due || inbox.flush || inbox.close {
+                break;
+            }
+            inbox = self
+                .wake
+                .wait(inbox)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        let flush = inbox.flush || inbox.close;
+        let take = flush || (!stalled && self.is_due(&inbox));
+        let work = take.then(|| {
+            inbox.flush = false;
+            if stalled {
+                let delivered = std::mem::take(&mut inbox.work.delivered);
+                return Work {
+                    delivered,
+                    ..Work::default()
+                };
+            }
+            inbox.bytes = 0;
+            inbox.waits = 0;
+            std::mem::take(&mut inbox.work)
+        });
+        Turn {
+            asks: std::mem::take(&mut inbox.asks),
+            work,
+            flush,
+            close: inbox.close,
+        }
+    }
+
+    /// Shows what is durable now; `work` is what made it so.
+    pub(super) fn publish(&self, state: &State, figures: StoreStats, work: &Work) {
+        let mut inbox = lock(&self.inbox);
+        for rows in work
+            .commits
+            .iter()
+            .flat_map(|pending| &pending.commit.outbox)
+        {
+            if let Some(coming) = inbox.coming.get_mut(&rows.sink) {
+                coming.0 = coming.0.saturating_sub(rows.bodies.len() as u64);
+                let bytes: u64 = rows.bodies.iter().map(row_bytes).sum();
+                coming.1 = coming.1.saturating_sub(bytes);
+            }
+        }
+        *lock(&self.view) = View {
+            state: Arc::new(state.clone()),
+            stats: figures,
+        };
+        drop(inbox);
+        for (name, durable) in &self.durable {
+            let last = state.sinks.get(name).map_or(0, |sink| sink.next - 1);
+            durable.send_if_modified(|known| std::mem::replace(known, last) != last);
+        }
+        self.room.notify_waiters();
+    }
+
+    /// Shows figures that changed without a commit.
+    pub(super) fn show(&self, stats: StoreStats) {
+        lock(&self.view).stats = stats;
+    }
+
+    /// Ends the store for everybody: what waits gets `reason`.
+    pub(super) fn finish(&self, reason: &StoreError) {
+        let mut inbox = lock(&self.inbox);
+        inbox.close = true;
+        let work = std::mem::take(&mut inbox.work);
+        let asks = std::mem::take(&mut inbox.asks);
+        self.slots.close();
+        drop(inbox);
+        if matches!(reason, StoreError::Failed(_)) {
+            let mut view = lock(&self.view);
+            view.stats.failed = true;
+            view.stats.last_error = Some(reason.to_string());
+        }
+        self.end
+            .send_if_modified(|end| end.is_none() && end.replace(reason.clone()).is_none());
+        for pending in work.commits {
+            answer(pending.ticket, Err(reason.clone()));
+        }
+        for ask in asks {
+            match ask {
+                Ask::Next { reply, .. } => answer(reply, Err(reason.clone())),
+                Ask::Log { reply, .. } => answer(reply, Err(reason.clone())),
+                Ask::Rejected { reply, .. } => answer(reply, Err(reason.clone())),
+            }
+        }
+        self.room.notify_waiters();
+    }
+
+    pub(super) fn ended(&self) -> StoreError {
+        self.end.borrow().clone().unwrap_or(StoreError::Closed)
+    }
+
+    pub(super) fn watch_end(&self) -> watch::Receiver<Option<StoreError>> {
+        self.end.subscribe()
+    }
+
+    pub(super) fn watch_sink(&self, sink: &str) -> Option<(Arc<str>, watch::Receiver<u64>)> {
+        let (name, durable) = self.durable.get_key_value(sink)?;
+        Some((name.clone(), durable.subscribe()))
+    }
+
+    pub(super) fn state(&self) -> Arc<State> {
+        Arc::clone(&lock(&self.view).state)
+    }
+
+    pub(super) fn log_end(&self, table: &str) -> u64 {
+        lock(&self.inbox).log_ends.get(table).copied().unwrap_or(0)
+    }
+
+    pub(super) fn backlog(&self, sink: &str) -> Backlog {
+        let inbox = lock(&self.inbox);
+        let marked = inbox.work.delivered.get(sink).copied().unwrap_or(0);
+        let view = lock(&self.view);
+        let Some(state) = view.state.sinks.get(sink) else {
+            return Backlog::default();
+        };
+        let records = state.next - 1 - marked.min(state.next - 1).max(state.cursor);
+        Backlog {
+            records,
+            bytes: if records == 0 { 0 } else { state.bytes },
+            oldest_created: state.head_created.filter(|_| records > 0),
+            delivered: state.delivered,
+            dropped: state.dropped,
+            rejected: state.rejected,
+            lost: state.lost,
+        }
+    }
+
+    pub(super) fn stats(&self) -> StoreStats {
+        let queue_len = lock(&self.inbox).work.commits.len();
+        let view = lock(&self.view);
+        let dropped = view.state.tables.values().map(|table| table.dropped).sum();
+        StoreStats {
+            queue_len,
+            queue_capacity: self.queue,
+            held_bytes: view.state.held_bytes(),
+            log_rows_dropped: dropped,
+            ..view.stats.clone()
+        }
+    }
+
+    pub(super) fn release(&self) {
+        if self.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.close();
+        }
+    }
+}
+
+/// Counts submitters that wait for room, so that deliveries are committed at once meanwhile.
+struct Blocked<'a>(&'a Shared);
+
+impl<'a> Blocked<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        let mut inbox = lock(&shared.inbox);
+        inbox.blocked += 1;
+        if shared.is_due(&inbox) {
+            shared.wake.notify_one();
+        }
+        Blocked(shared)
+    }
+}
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.inbox).blocked -= 1;
+    }
+}
+
+/// Sends an answer. Nobody may be waiting for it any more, which is no fault.
+pub(super) fn answer<T>(reply: oneshot::Sender<T>, value: T) {
+    drop(reply.send(value));
+}
+
+/// Bytes of outboxes that may be dropped for room: those of `DropOldest` sinks, and of sinks that
+/// the layout does not name.
+pub(super) fn droppable(state: &State, layout: &Layout) -> u64 {
+    let kept = |name: &Arc<str>| {
+        layout
+            .sinks
+            .iter()
+            .any(|s| s.name == *name && s.when_full != WhenFull::DropOldest)
+    };
+    state
+        .sinks
+        .iter()
+        .filter(|(name, _)| !kept(name))
+        .map(|(_, sink)| sink.bytes)
+        .sum()
+}
+
+/// About what a batch will take.
+fn batch_bytes(batch: &RecordBatch) -> usize {
+    let columns = batch.columns().iter();
+    columns
+        .map(|column| column.to_data().get_slice_memory_size().unwrap_or(0))
+        .sum()
+}

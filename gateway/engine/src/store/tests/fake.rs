@@ -1,0 +1,338 @@
+//! A disk that keeps "on the device" and "written, not synced" apart, and fails when told.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use redb::StorageBackend;
+
+use crate::store::disk::Disk;
+
+/// A small generator (xorshift64*), so that a seed names a run.
+pub(super) struct Dice(pub(super) u64);
+
+impl Dice {
+    pub(super) fn roll(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.roll() % bound as u64).unwrap()
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Change {
+    Length(usize),
+    Bytes(usize, Vec<u8>),
+}
+
+fn apply(bytes: &mut Vec<u8>, change: &Change) {
+    match change {
+        Change::Length(length) => bytes.resize(*length, 0),
+        Change::Bytes(offset, data) => {
+            let end = offset + data.len();
+            if bytes.len() < end {
+                bytes.resize(end, 0);
+            }
+            bytes[*offset..end].copy_from_slice(data);
+        }
+    }
+}
+
+#[derive(Debug, Default, Clone)]
+struct FakeFile {
+    /// What a power cut leaves.
+    device: Vec<u8>,
+    /// What is written and not synced, in order.
+    dirty: Vec<Change>,
+    /// What a read sees.
+    cache: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    files: BTreeMap<String, Arc<Mutex<FakeFile>>>,
+    operations: u64,
+    crash_at: Option<u64>,
+    fail_at: Option<(u64, io::ErrorKind)>,
+    full: bool,
+    crashed: bool,
+}
+
+/// The disk; clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FakeDisk {
+    inner: Arc<Mutex<Inner>>,
+    locked: Arc<Mutex<()>>,
+}
+
+impl FakeDisk {
+    /// From the `operation`th on nothing reaches the disk any more.
+    pub(super) fn crash_at(&self, operation: u64) {
+        self.inner.lock().unwrap().crash_at = Some(operation);
+    }
+
+    /// The `operation`th fails; later ones work.
+    pub(super) fn fail_at(&self, operation: u64, kind: io::ErrorKind) {
+        self.inner.lock().unwrap().fail_at = Some((operation, kind));
+    }
+
+    /// Writes fail for want of room until this is taken back.
+    pub(super) fn set_full(&self, full: bool) {
+        self.inner.lock().unwrap().full = full;
+    }
+
+    pub(super) fn operations(&self) -> u64 {
+        self.inner.lock().unwrap().operations
+    }
+
+    /// What the power leaves behind when it goes now: nothing unsynced, or with `seed` any part
+    /// of it, torn at 512 bytes.
+    pub(super) fn power_cut(&self, seed: Option<u64>) -> FakeDisk {
+        let inner = self.inner.lock().unwrap();
+        let mut dice = seed.map(|seed| Dice(seed | 1));
+        let files = inner.files.iter().map(|(name, file)| {
+            let file = file.lock().unwrap();
+            let mut device = file.device.clone();
+            for change in &file.dirty {
+                let Some(dice) = &mut dice else { continue };
+                match change {
+                    Change::Bytes(offset, data) => {
+                        for (index, sector) in data.chunks(512).enumerate() {
+                            if dice.roll() & 1 == 1 {
+                                let at = offset + index * 512;
+                                apply(&mut device, &Change::Bytes(at, sector.to_vec()));
+                            }
+                        }
+                    }
+                    Change::Length(_) => apply(&mut device, change),
+                }
+            }
+            let file = FakeFile {
+                cache: device.clone(),
+                device,
+                dirty: Vec::new(),
+            };
+            (name.clone(), Arc::new(Mutex::new(file)))
+        });
+        let inner = Inner {
+            files: files.collect(),
+            ..Inner::default()
+        };
+        FakeDisk {
+            inner: Arc::new(Mutex::new(inner)),
+            locked: Arc::default(),
+        }
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.inner.lock().unwrap().files.keys().cloned().collect()
+    }
+
+    /// Changes the bytes on the device.
+    pub(super) fn edit(&self, name: &str, edit: impl FnOnce(&mut Vec<u8>)) {
+        let file = Arc::clone(&self.inner.lock().unwrap().files[name]);
+        let mut file = file.lock().unwrap();
+        edit(&mut file.device);
+        file.cache = file.device.clone();
+        file.dirty.clear();
+    }
+
+    fn step(&self, writes: bool) -> io::Result<()> {
+        let mut inner = self.inner.lock().unwrap();
+        inner.operations += 1;
+        inner.crashed |= inner.crash_at == Some(inner.operations);
+        if inner.crashed {
+            return Err(io::Error::other("crashed"));
+        }
+        if inner.full && writes {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
+        match inner.fail_at {
+            Some((at, kind)) if at == inner.operations => Err(io::Error::new(kind, "injected")),
+            _ => Ok(()),
+        }
+    }
+
+    fn file(&self, name: &str) -> Option<Arc<Mutex<FakeFile>>> {
+        self.inner.lock().unwrap().files.get(name).cloned()
+    }
+
+    fn put(&self, name: &str, file: FakeFile) {
+        self.inner
+            .lock()
+            .unwrap()
+            .files
+            .insert(name.to_owned(), Arc::new(Mutex::new(file)));
+    }
+}
+
+#[derive(Debug)]
+struct Guard(FakeDisk);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.inner.lock().unwrap().files.remove("lock held");
+    }
+}
+
+impl Disk for FakeDisk {
+    fn path(&self, name: &str) -> PathBuf {
+        PathBuf::from("/fake").join(name)
+    }
+
+    fn lock(&self, _: &str) -> io::Result<Option<Box<dyn Debug + Send>>> {
+        let _alone = self.locked.lock().unwrap();
+        if self.file("lock held").is_some() {
+            return Ok(None);
+        }
+        self.put("lock held", FakeFile::default());
+        Ok(Some(Box::new(Guard(self.clone()))))
+    }
+
+    fn length(&self, name: &str) -> io::Result<Option<u64>> {
+        Ok(self
+            .file(name)
+            .map(|file| file.lock().unwrap().cache.len() as u64))
+    }
+
+    fn open(&self, name: &str, create: bool) -> io::Result<Box<dyn StorageBackend>> {
+        self.step(false)?;
+        if create {
+            self.put(name, FakeFile::default());
+        }
+        let file = self.file(name).ok_or(io::ErrorKind::NotFound)?;
+        {
+            // Clean pages are dropped, dirty ones stay: as fadvise does.
+            let mut file = file.lock().unwrap();
+            let mut cache = file.device.clone();
+            file.dirty
+                .iter()
+                .for_each(|change| apply(&mut cache, change));
+            file.cache = cache;
+        }
+        Ok(Box::new(FakeBackend {
+            file,
+            disk: self.clone(),
+        }))
+    }
+
+    fn publish(&self, from: &str, to: &str, aside: Option<&str>) -> io::Result<()> {
+        self.step(true)?;
+        let mut inner = self.inner.lock().unwrap();
+        if let Some(aside) = aside {
+            let old = inner.files[to].clone();
+            inner.files.insert(aside.to_owned(), old);
+        }
+        let file = inner.files.remove(from).ok_or(io::ErrorKind::NotFound)?;
+        inner.files.insert(to.to_owned(), file);
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.step(false)?;
+        self.inner.lock().unwrap().files.remove(name);
+        Ok(())
+    }
+
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        self.step(false)?;
+        Ok(self
+            .file(name)
+            .map(|file| file.lock().unwrap().cache.clone()))
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.step(true)?;
+        let (device, cache) = (bytes.to_vec(), bytes.to_vec());
+        self.put(
+            name,
+            FakeFile {
+                device,
+                cache,
+                dirty: Vec::new(),
+            },
+        );
+        Ok(())
+    }
+
+    fn append(&self, name: &str, bytes: &[u8], _: u64) -> io::Result<()> {
+        let mut all = self
+            .file(name)
+            .map_or(Vec::new(), |f| f.lock().unwrap().cache.clone());
+        all.extend_from_slice(bytes);
+        self.put(
+            name,
+            FakeFile {
+                device: all.clone(),
+                cache: all,
+                dirty: Vec::new(),
+            },
+        );
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct FakeBackend {
+    file: Arc<Mutex<FakeFile>>,
+    disk: FakeDisk,
+}
+
+impl FakeBackend {
+    fn change(&self, change: Change) -> io::Result<()> {
+        self.disk.step(true)?;
+        let mut file = self.file.lock().unwrap();
+        apply(&mut file.cache, &change);
+        file.dirty.push(change);
+        Ok(())
+    }
+}
+
+impl StorageBackend for FakeBackend {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.lock().unwrap().cache.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.disk.step(false)?;
+        let file = self.file.lock().unwrap();
+        let offset = usize::try_from(offset).unwrap();
+        let bytes = file.cache.get(offset..offset + out.len());
+        out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.change(Change::Length(usize::try_from(len).unwrap()))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let outcome = self.disk.step(false);
+        let mut file = self.file.lock().unwrap();
+        if self.disk.inner.lock().unwrap().crashed {
+            return outcome;
+        }
+        // A failed sync leaves the pages clean and the device without them: the next one succeeds.
+        let dirty = std::mem::take(&mut file.dirty);
+        if outcome.is_ok() {
+            dirty
+                .iter()
+                .for_each(|change| apply(&mut file.device, change));
+        }
+        outcome
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.change(Change::Bytes(
+            usize::try_from(offset).unwrap(),
+            data.to_vec(),
+        ))
+    }
+}

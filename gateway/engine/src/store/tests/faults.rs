@@ -1,0 +1,229 @@
+//! Crashes and I/O errors at every operation of a small run, on a disk that drops what was not
+//! synced. F2, F4, F7; P1, P2, P5.
+
+use std::io::ErrorKind;
+
+use super::*;
+
+const STEPS: u64 = 10;
+
+/// What a run was told.
+#[derive(Debug, Default)]
+struct Told {
+    /// Commits whose ticket said "durable".
+    commits: u64,
+    /// The step that was last begun.
+    begun: u64,
+}
+
+/// Ten commits with rows, results for two sinks and progress. Before the sixth, three rows of sink
+/// `a` are delivered; before the eighth its fifth is refused, so its fourth is delivered too.
+async fn run(disk: &FakeDisk, told: &mut Told) -> Result<(), StoreError> {
+    let (store, _) = open(disk)?;
+    for step in 0..STEPS {
+        told.begun = step + 1;
+        if step == 5 {
+            store.delivered("a", 3);
+        }
+        if step == 7 {
+            store.reject("a", 5, "no");
+        }
+        let one = Commit {
+            wait: true,
+            rows: vec![log_rows(2 * step..2 * step + 2)],
+            outbox: vec![
+                results("a", step..step + 1, 1),
+                results("b", step..step + 1, 1),
+            ],
+            progress: Some(progress(
+                &step.to_le_bytes(),
+                2 * step + 2,
+                replay_from(step),
+            )),
+        };
+        store.submit(one).await?.await?;
+        told.commits = step + 1;
+    }
+    store.close().await
+}
+
+/// Panes of three steps: the log is needed from the start of the last one.
+fn replay_from(step: u64) -> u64 {
+    step / 3 * 6
+}
+
+fn cursor_after(commits: u64) -> u64 {
+    match commits {
+        0..=5 => 0,
+        6..=7 => 3,
+        _ => 5,
+    }
+}
+
+/// The store holds a prefix of the run: at least what was told durable, whole and in order.
+async fn verify(disk: &FakeDisk, told: &Told, run: &str) {
+    let (store, recovery) = open(disk).unwrap_or_else(|error| panic!("{run}: {error}"));
+    assert_eq!(
+        (recovery.quarantined, recovery.corrupt_records),
+        (None, 0),
+        "{run}"
+    );
+    let commits = store.progress("s").map_or(0, |progress| {
+        u64::from_le_bytes(progress.state.try_into().unwrap()) + 1
+    });
+    assert!(
+        commits >= told.commits && commits <= told.begun,
+        "{run}: {commits} of {told:?}"
+    );
+    assert_eq!(store.cursor("a"), cursor_after(commits), "{run}");
+    assert_eq!(store.cursor("b"), 0, "{run}");
+    let left = bodies(&waiting(&store, "a").await);
+    assert_eq!(
+        left,
+        (cursor_after(commits)..commits).collect::<Vec<_>>(),
+        "{run}"
+    );
+    assert_eq!(
+        bodies(&waiting(&store, "b").await),
+        (0..commits).collect::<Vec<_>>(),
+        "{run}"
+    );
+    assert_eq!(
+        store.rejected("a", 9).await.unwrap().len(),
+        usize::from(commits >= 8),
+        "{run}"
+    );
+    let floor = commits.checked_sub(1).map_or(0, replay_from);
+    assert_eq!(store.log_end("t"), 2 * commits, "{run}");
+    assert_eq!(
+        logged(&store, 0).await,
+        (floor..2 * commits).collect::<Vec<_>>(),
+        "{run}"
+    );
+    assert_eq!(store.stats().corrupt_records, 0, "{run}");
+    store.close().await.unwrap();
+}
+
+async fn operations_of_a_run() -> u64 {
+    let disk = FakeDisk::default();
+    run(&disk, &mut Told::default()).await.unwrap();
+    disk.operations()
+}
+
+/// F2: what a ticket called durable survives a power cut at any operation, and nothing is half.
+#[tokio::test]
+async fn f02_a_power_cut_at_every_operation_loses_nothing_durable() {
+    let operations = operations_of_a_run().await;
+    assert!(operations > 60, "{operations}");
+    for at in 1..=operations {
+        let disk = FakeDisk::default();
+        disk.crash_at(at);
+        let mut told = Told::default();
+        drop(run(&disk, &mut told).await);
+        verify(&disk.power_cut(None), &told, &format!("cut at {at}")).await;
+        for seed in [at, at + 1_000, at + 2_000] {
+            let cut = disk.power_cut(Some(seed * 7_919));
+            verify(&cut, &told, &format!("cut at {at}, torn by {seed}")).await;
+        }
+    }
+}
+
+/// F4: the power fails again while the store recovers.
+#[tokio::test]
+async fn f04_a_second_power_cut_during_recovery_loses_nothing_durable() {
+    let operations = operations_of_a_run().await;
+    for at in (1..=operations).step_by(7) {
+        let disk = FakeDisk::default();
+        disk.crash_at(at);
+        let mut told = Told::default();
+        drop(run(&disk, &mut told).await);
+        for again in 1..=16 {
+            let cut = disk.power_cut(Some(at * 31 + again));
+            cut.crash_at(again);
+            drop(open(&cut));
+            let twice = cut.power_cut(Some(again));
+            verify(&twice, &told, &format!("cut at {at} and {again}")).await;
+        }
+    }
+}
+
+/// F7 / P5: one error at any operation. Nothing is acknowledged on a lie, and the store goes on.
+#[tokio::test]
+async fn f07_an_error_at_every_operation_is_survived_and_never_acknowledged_on_a_lie() {
+    let operations = operations_of_a_run().await;
+    let mut refused_to_open = 0;
+    for at in 1..=operations {
+        let disk = FakeDisk::default();
+        disk.fail_at(at, ErrorKind::Other);
+        let mut told = Told::default();
+        let outcome = run(&disk, &mut told).await;
+        if told.begun == 0 {
+            assert!(outcome.is_err(), "error at {at}");
+            refused_to_open += 1;
+        } else if told.commits < STEPS {
+            panic!("error at {at}: {outcome:?} after {told:?}");
+        }
+        let name = format!("error at {at}");
+        verify(&disk.power_cut(None), &told, &name).await;
+    }
+    assert!(refused_to_open < 40, "{refused_to_open}");
+}
+
+#[tokio::test]
+async fn f07_a_dead_disk_fails_the_tickets_and_the_store() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..1).await;
+    disk.crash_at(disk.operations() + 1);
+    let outbox = vec![results("a", 1..2, 1)];
+    let refused = commit(
+        &store,
+        Commit {
+            outbox,
+            ..Commit::default()
+        },
+    )
+    .await;
+    assert!(matches!(refused, Err(StoreError::Failed(_))), "{refused:?}");
+    assert!(matches!(store.failed().await, StoreError::Failed(_)));
+    assert!(matches!(
+        store.next("a", 1, 1, 1).await,
+        Err(StoreError::Failed(_))
+    ));
+    let stats = store.stats();
+    assert!(stats.failed && stats.last_error.is_some());
+    assert!(store.close().await.is_err());
+}
+
+/// F6: no room is no reason to exit; the next flush tries again.
+#[tokio::test]
+async fn f06_a_full_disk_is_waited_out() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..2).await;
+    disk.set_full(true);
+    let outbox = vec![results("a", 2..4, 1)];
+    let ticket = store
+        .submit(Commit {
+            wait: true,
+            outbox,
+            ..Commit::default()
+        })
+        .await
+        .unwrap();
+    answered(&store, "a").await;
+    assert_eq!(
+        bodies(&waiting(&store, "a").await),
+        [0, 1],
+        "reading goes on"
+    );
+    assert!(store.stats().last_error.is_some());
+    store.delivered("a", 1);
+    store.flush();
+    answered(&store, "a").await;
+    assert!(!store.stats().failed);
+    disk.set_full(false);
+    store.flush();
+    ticket.await.unwrap();
+    assert_eq!(bodies(&waiting(&store, "a").await), [1, 2, 3]);
+}

@@ -1,0 +1,201 @@
+//! A real process on a real folder: kill -9, the lock, permissions, a crash during creation.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use super::fake::Dice;
+use super::*;
+
+/// Set for the child only: the folder that it writes to.
+const WRITER: &str = "TIDEGATE_TEST_STORE_WRITER";
+
+/// A folder that goes with its test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let name = format!("tidegate-store-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        Scratch(path)
+    }
+
+    fn open(&self) -> Opened {
+        Store::open(
+            StoreOptions {
+                dir: self.0.join("store"),
+                ..options()
+            },
+            layout(),
+        )
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// The child: goes on where the store stands, with eight commits on their way at a time, and says
+/// each number that is durable. Does nothing where it is not the child.
+#[tokio::test]
+async fn writer() {
+    let Some(dir) = std::env::var_os(WRITER) else {
+        return;
+    };
+    let options = StoreOptions {
+        dir: dir.into(),
+        ..options()
+    };
+    let (store, _) = Store::open(options, layout()).unwrap();
+    let mut tickets = std::collections::VecDeque::new();
+    let first = next_number(&store);
+    for n in first.. {
+        let one = Commit {
+            wait: true,
+            rows: vec![log_rows(n..n + 1)],
+            outbox: vec![results("a", n..n + 1, 1), results("b", n..n + 1, 1)],
+            progress: Some(progress(&n.to_le_bytes(), n + 1, n.saturating_sub(9))),
+        };
+        tickets.push_back((n, store.submit(one).await.unwrap()));
+        if tickets.len() >= 8 {
+            let (n, ticket) = tickets.pop_front().unwrap();
+            ticket.await.unwrap();
+            store.delivered("a", n.saturating_sub(3));
+            writeln!(std::io::stderr(), "durable {n}").unwrap();
+        }
+    }
+}
+
+fn next_number(store: &Store) -> u64 {
+    store.progress("s").map_or(0, |progress| {
+        u64::from_le_bytes(progress.state.try_into().unwrap()) + 1
+    })
+}
+
+/// P1: what was said to be durable is there after kill -9, unaltered and in order.
+#[tokio::test]
+async fn p01_kill_9_loses_nothing_that_was_durable() {
+    let scratch = Scratch::new("kill");
+    let mut dice = Dice(2_026);
+    for round in 0..10 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "store::tests::kill::writer", "--nocapture"])
+            .env(WRITER, scratch.0.join("store"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut said = None;
+        let mut left = 1 + dice.below(60);
+        while let Some(Ok(line)) = lines.next() {
+            let Some(number) = line.strip_prefix("durable ") else {
+                continue;
+            };
+            said = Some(number.parse::<u64>().unwrap());
+            left = left.saturating_sub(1);
+            if left == 0 {
+                child.kill().unwrap();
+            }
+        }
+        child.wait().unwrap();
+        let (store, recovery) = scratch.open().unwrap();
+        assert_eq!(
+            (recovery.quarantined, recovery.corrupt_records),
+            (None, 0),
+            "{round}"
+        );
+        let next = next_number(&store);
+        assert!(
+            said.is_some_and(|said| next > said),
+            "round {round}: {said:?}, {next}"
+        );
+        assert_eq!(
+            bodies(&waiting(&store, "b").await),
+            (0..next).collect::<Vec<_>>()
+        );
+        let cursor = store.cursor("a");
+        assert!(cursor + 3 <= next, "{cursor} {next}");
+        assert_eq!(
+            bodies(&waiting(&store, "a").await),
+            (cursor..next).collect::<Vec<_>>()
+        );
+        assert_eq!((store.log_end("t"), store.stats().corrupt_rows), (next, 0));
+        let floor = next.saturating_sub(10);
+        assert_eq!(
+            logged(&store, floor).await,
+            (floor..next).collect::<Vec<_>>()
+        );
+        store.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_files_are_private_and_the_lock_is_clear() {
+    let scratch = Scratch::new("lock");
+    let (store, _) = scratch.open().unwrap();
+    let refused = scratch.open().unwrap_err();
+    assert!(matches!(refused, StoreError::Locked { .. }));
+    assert!(
+        refused.to_string().contains("store.lock is locked"),
+        "{refused}"
+    );
+    put(&store, "a", 0..2).await;
+    let dir = scratch.0.join("store");
+    let mode = |name: &str| fs::metadata(dir.join(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(
+        (mode("store.redb"), mode("store.lock"), mode("")),
+        (0o600, 0o600, 0o700)
+    );
+    store.close().await.unwrap();
+    let (store, _) = scratch.open().unwrap();
+    assert_eq!(
+        bodies(&waiting(&store, "a").await),
+        [0, 1],
+        "closed means that the lock is free"
+    );
+}
+
+/// F4: a crash during creation left a file that redb cannot open; here it has another name.
+#[tokio::test]
+async fn f04_what_a_crashed_creation_left_behind_is_no_obstacle() {
+    let scratch = Scratch::new("creation");
+    let dir = scratch.0.join("store");
+    fs::create_dir(&dir).unwrap();
+    fs::File::create(dir.join("store.redb.new"))
+        .unwrap()
+        .write_all(b"half a header")
+        .unwrap();
+    let (store, recovery) = scratch.open().unwrap();
+    assert_eq!((recovery.created, recovery.quarantined), (true, None));
+    assert!(!dir.join("store.redb.new").exists());
+    store.close().await.unwrap();
+
+    // A bad magic: moved aside and reported, and the epoch grows.
+    fs::File::create(dir.join("store.redb"))
+        .unwrap()
+        .write_all(&[7; 9_000])
+        .unwrap();
+    let (store, recovery) = scratch.open().unwrap();
+    let aside = dir.join("store.redb.quarantine-1");
+    assert_eq!(
+        (recovery.created, recovery.quarantined),
+        (true, Some(aside.clone()))
+    );
+    assert_eq!(fs::read(aside).unwrap(), [7; 9_000]);
+    assert_eq!(store.epoch(), 8);
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_made_is_one_clear_error() {
+    let scratch = Scratch::new("folder");
+    fs::File::create(scratch.0.join("store")).unwrap();
+    let refused = scratch.open().unwrap_err();
+    assert!(matches!(refused, StoreError::Io { .. }), "{refused}");
+    assert!(refused.to_string().contains("store.lock"), "{refused}");
+}
