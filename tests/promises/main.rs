@@ -12,6 +12,7 @@
 
 mod harness;
 
+mod bad_input_is_one_clear_message;
 mod broker_outage_keeps_every_second;
 mod cold_start_without_broker;
 mod demo_loses_nothing;

@@ -259,8 +259,6 @@ pub(crate) struct Ended {
     pub(crate) stdout: String,
     /// Its standard error.
     pub(crate) stderr: String,
-    /// How long it ran.
-    pub(crate) took: Duration,
 }
 
 /// Runs the binary under test to its end, at most for `limit`.
@@ -272,15 +270,12 @@ pub(crate) fn run(arguments: &[&str], limit: Duration) -> Ended {
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(File::create(&out).expect("a file"));
-    let start = Instant::now();
     let mut program = Program::start("tidegate", &mut command, &scratch.join("stderr"));
     let status = program.wait(limit);
-    let took = start.elapsed();
     let stdout = fs::read(out).expect("a file");
     Ended {
         code: status.code(),
         stdout: String::from_utf8(stdout).expect("UTF-8 on standard output"),
         stderr: program.log(),
-        took,
     }
 }

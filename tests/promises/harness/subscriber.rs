@@ -132,3 +132,35 @@ impl Shared {
         Ok(())
     }
 }
+
+#[test]
+fn what_passes_the_gate_is_never_lost_by_a_new_broker() {
+    let scratch = super::Scratch::new("gate");
+    let mut broker = super::broker::Broker::start(&scratch, "");
+    let gate = Arc::new(Gate::new(broker.port));
+    let far_side = Subscriber::start(broker.port, "t/#", Some(Arc::clone(&gate)));
+    far_side.wait_subscribed();
+    for round in 0..3 {
+        // As the gateway does: try until there is a connection, publish until it breaks.
+        let publish = || {
+            let mut near_side = Client::connect(gate.port, "near-side").ok()?;
+            near_side
+                .publish("t/n", format!("{{\"n\": {round}}}").as_bytes())
+                .ok()
+        };
+        super::wait_for("a way through the gate", secs(10), publish);
+        wait_until("the message", secs(5), || {
+            far_side.look(<[_]>::len) == round + 1
+        });
+        broker.kill();
+        far_side.wait_lost();
+        assert!(publish().is_none(), "the gate is closed");
+        broker.restart();
+    }
+    let arrived: Vec<_> = far_side
+        .records()
+        .iter()
+        .map(|record| record.int("n"))
+        .collect();
+    assert_eq!(arrived, [0, 1, 2]);
+}
