@@ -5,13 +5,22 @@
 //! store, no configuration document and no wall clock: it stamps what it reads with monotonic
 //! instants, and the gateway turns those into times.
 
+pub mod modbus;
+mod mqtt;
 pub mod north;
 pub mod point;
+pub mod sim;
 pub mod south;
 pub mod types;
 
 #[cfg(feature = "io")]
 pub mod border;
+#[cfg(feature = "io")]
+pub mod bus;
+#[cfg(feature = "io")]
+pub mod decode;
+#[cfg(feature = "io")]
+mod json;
 #[cfg(feature = "io")]
 pub mod stats;
 #[cfg(feature = "io")]

@@ -44,6 +44,8 @@ counters! {
     BadReplies = "bad_replies",
     /// Polls that were still running when the next one was due; the missed cycles are skipped.
     Overruns = "overruns",
+    /// Polls in which nothing was read because there was no connection.
+    CyclesWithoutLink = "cycles_without_link",
     /// Times the connection was made.
     Connects = "connects",
     /// Times the connection was lost or could not be made.
@@ -93,7 +95,7 @@ impl Default for Stats {
             counters: Counter::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             state: AtomicU64::new(0),
             last_error: Mutex::new(None),
-            notes: Mutex::new(Vec::new()),
+            notes: Mutex::default(),
         }
     }
 }
@@ -111,7 +113,10 @@ impl Stats {
 
     /// Reads all counters that are not zero.
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        Counter::ALL.iter().map(|c| (c.name(), self.get(*c))).filter(|(_, n)| *n > 0)
+        Counter::ALL
+            .iter()
+            .map(|c| (c.name(), self.get(*c)))
+            .filter(|(_, n)| *n > 0)
     }
 
     /// Sets the link's state.
@@ -130,21 +135,31 @@ impl Stats {
 
     /// Remembers an error in words; `None` clears it.
     pub fn set_error(&self, error: Option<String>) {
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
-    }
-
-    /// Replaces what the driver has learnt of the far side, such as holes in a register map.
-    pub fn set_notes(&self, notes: Vec<String>) {
-        *self.notes.lock().unwrap_or_else(PoisonError::into_inner) = notes;
-    }
-
-    /// What the driver has learnt of the far side.
-    pub fn notes(&self) -> Vec<String> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        *self
+            .last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = error;
     }
 
     /// The last error in words.
     pub fn last_error(&self) -> Option<String> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Replaces what the driver has learnt about the far side, in words, such as the registers
+    /// that it refuses to read.
+    pub fn set_notes(&self, notes: Vec<String>) {
+        *self.notes.lock().unwrap_or_else(PoisonError::into_inner) = notes;
+    }
+
+    /// What the driver has learnt about the far side.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }

@@ -17,7 +17,12 @@ impl Backoff {
     /// different parts take different seeds.
     pub fn new(min: Duration, max: Duration, seed: u64) -> Self {
         let min = min.max(Duration::from_millis(1));
-        Self { min, max: max.max(min), next: min, state: seed | 1 }
+        Self {
+            min,
+            max: max.max(min),
+            next: min,
+            state: seed | 1,
+        }
     }
 
     /// The next pause.
@@ -56,7 +61,10 @@ mod tests {
         let mut backoff = Backoff::new(min, max, 42);
         for nominal in [1, 2, 4, 5, 5].map(Duration::from_secs) {
             let pause = backoff.pause();
-            assert!(pause >= nominal / 2 && pause <= nominal, "{pause:?} for {nominal:?}");
+            assert!(
+                pause >= nominal / 2 && pause <= nominal,
+                "{pause:?} for {nominal:?}"
+            );
         }
         backoff.reset();
         assert!(backoff.pause() <= min);
@@ -64,9 +72,8 @@ mod tests {
 
     #[test]
     fn two_parts_do_not_come_back_in_step() {
-        let pause = |seed| {
-            Backoff::new(Duration::from_secs(1), Duration::from_secs(1), seed).pause()
-        };
+        let pause =
+            |seed| Backoff::new(Duration::from_secs(1), Duration::from_secs(1), seed).pause();
         assert_ne!(pause(1), pause(1 << 40));
     }
 }

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_config::read::Environment;
 use tidegate_config::{Device, DeviceDriver, Document, EventTime, SinkDriver, SinkSection};
-use tidegate_config::{StreamSection, Table as TableConfig, WhenFull, Window as WindowConfig};
+use tidegate_config::{Environment, StreamSection, Table as TableConfig, WhenFull};
+use tidegate_config::{Window as WindowConfig, resolve_secret};
 use tidegate_drivers::bus::{self, BusHandle, BusOwner};
 use tidegate_drivers::north::Encode;
 use tidegate_drivers::north::file::FileNorth;
@@ -104,7 +104,10 @@ pub fn start(document: &Document, around: &Surroundings) -> Result<Running, Star
     for stream in &document.streams {
         let queue = builder.stream(stream);
         for (index, name) in stream.from.iter().enumerate() {
-            let reader = Reader { queue: queue.clone(), table: index };
+            let reader = Reader {
+                queue: queue.clone(),
+                table: index,
+            };
             readers.entry(name.as_str()).or_default().push(reader);
         }
     }
@@ -156,7 +159,10 @@ fn layout(document: &Document) -> Layout {
             WhenFull::Block => store::WhenFull::Block,
         },
     });
-    Layout { tables: tables.collect(), sinks: sinks.collect() }
+    Layout {
+        tables: tables.collect(),
+        sinks: sinks.collect(),
+    }
 }
 
 /// What the engine needs to know of a stream; also used by `check`, `explain` and `test`.
@@ -172,16 +178,23 @@ pub fn stream_spec(
         .filter_map(|name| tables.iter().find(|t| t.name == name.as_str()))
         .collect();
     let sources = from.iter().enumerate().flat_map(|(index, table)| {
-        table.devices.iter().map(move |d| (index, document.devices[*d].name.to_string()))
+        table
+            .devices
+            .iter()
+            .map(move |d| (index, document.devices[*d].name.to_string()))
     });
     StreamSpec {
         name: stream.name.to_string(),
         sources: sources.collect(),
-        tables: from.iter().map(|table| table_schema(table, event_time)).collect(),
+        tables: from
+            .iter()
+            .map(|table| table_schema(table, event_time))
+            .collect(),
         window: stream.window.as_ref().map(|window| match window {
-            WindowConfig::Tumbling(t) => {
-                Window::Tumbling { size: t.size.micros(), offset: t.offset.micros() }
-            }
+            WindowConfig::Tumbling(t) => Window::Tumbling {
+                size: t.size.micros(),
+                offset: t.offset.micros(),
+            },
         }),
         allowed_lateness: stream.allowed_lateness.micros(),
         idle_after: stream.idle_after.micros(),
@@ -229,7 +242,10 @@ impl Builder<'_> {
     fn stream(&mut self, stream: &StreamSection) -> mpsc::Sender<Positioned> {
         let (tx, rx) = mpsc::channel(self.document.limits.stream_queue as usize);
         let spec = stream_spec(self.document, stream, stream.event_time);
-        let (health, counts) = (Arc::new(Health::default()), Arc::new(StreamCounts::default()));
+        let (health, counts) = (
+            Arc::new(Health::default()),
+            Arc::new(StreamCounts::default()),
+        );
         let (shown, view) = watch::channel(None);
         self.views.streams.push(StreamView {
             name: stream.name.to_string(),
@@ -243,14 +259,22 @@ impl Builder<'_> {
         let part = StreamPart {
             spec,
             name: name.clone(),
-            tables: stream.from.iter().map(|name| name.as_str().into()).collect(),
+            tables: stream
+                .from
+                .iter()
+                .map(|name| name.as_str().into())
+                .collect(),
             sql_text: stream.sql.clone(),
             sql: self.sql.clone(),
             queue: rx,
             store: self.store.clone(),
             targets: self.targets(stream.to.iter().map(|route| route.sink.as_str())),
             late_targets: self.targets(
-                stream.late.iter().flat_map(|late| &late.to).map(|route| route.sink.as_str()),
+                stream
+                    .late
+                    .iter()
+                    .flat_map(|late| &late.to)
+                    .map(|route| route.sink.as_str()),
             ),
             id_prefix: self.id_prefix.clone(),
             sync_each: stream.sync == tidegate_config::Sync::Each,
@@ -270,7 +294,10 @@ impl Builder<'_> {
     fn targets<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<Target> {
         names
             .filter_map(|name| self.document.sinks.iter().find(|s| s.name.as_str() == name))
-            .map(|sink| Target { sink: sink.name.as_str().into(), encode: encode(&sink.driver) })
+            .map(|sink| Target {
+                sink: sink.name.as_str().into(),
+                encode: encode(&sink.driver),
+            })
             .collect()
     }
 
@@ -305,7 +332,10 @@ impl Builder<'_> {
             });
             handles.insert(name.clone(), handle);
             let stop = self.stop_pumps.clone();
-            let part = LinkPart { owner, stop: stop.clone() };
+            let part = LinkPart {
+                owner,
+                stop: stop.clone(),
+            };
             self.running
                 .background
                 .spawn(async move { supervise("link", &name, health, stop, part).await });
@@ -321,7 +351,10 @@ impl Builder<'_> {
         links: &BTreeMap<String, BusHandle>,
     ) {
         let name = device.name.to_string();
-        let (health, counts) = (Arc::new(Health::default()), Arc::new(SourceCounts::default()));
+        let (health, counts) = (
+            Arc::new(Health::default()),
+            Arc::new(SourceCounts::default()),
+        );
         let south = self.south(device, links);
         self.views.devices.push(DeviceView {
             name: name.clone(),
@@ -369,16 +402,21 @@ impl Builder<'_> {
         let name = device.name.as_str();
         Ok(match &device.driver {
             DeviceDriver::Modbus(modbus) => {
-                let bus = links.get(modbus.link.as_str()).cloned().ok_or_else(|| {
-                    Fault::Config(format!("there is no link `{}`", modbus.link))
-                })?;
+                let bus = links
+                    .get(modbus.link.as_str())
+                    .cloned()
+                    .ok_or_else(|| Fault::Config(format!("there is no link `{}`", modbus.link)))?;
                 Box::new(ModbusSouth::new(name, modbus.clone(), bus)?)
             }
             DeviceDriver::Mqtt(feed) => {
                 let password = self.secret(feed.password.as_ref())?;
-                Box::new(MqttSouth::new(feed.clone(), self.client_id(name), password)?)
+                Box::new(MqttSouth::new(
+                    feed.clone(),
+                    self.client_id(name),
+                    password,
+                )?)
             }
-            DeviceDriver::Generate(generate) => Box::new(GenerateSouth::new(generate.clone())?),
+            DeviceDriver::Generate(generate) => Box::new(GenerateSouth::new(generate.clone())),
         })
     }
 
@@ -413,7 +451,9 @@ impl Builder<'_> {
             counts,
         };
         let stop = self.stop_pumps.clone();
-        self.running.pumps.spawn(async move { supervise("sink", &name, health, stop, part).await });
+        self.running
+            .pumps
+            .spawn(async move { supervise("sink", &name, health, stop, part).await });
     }
 
     fn north(&self, sink: &SinkSection) -> Result<Box<dyn North>, Fault> {
@@ -424,7 +464,7 @@ impl Builder<'_> {
                 let gateway = self.document.gateway.name.as_str();
                 Box::new(MqttNorth::new(mqtt.clone(), id, gateway, password)?)
             }
-            SinkDriver::File(file) => Box::new(FileNorth::new(file.clone())?),
+            SinkDriver::File(file) => Box::new(FileNorth::new(file.clone())),
             SinkDriver::Stdout(stdout) => Box::new(StdoutNorth::new(stdout.clone())),
         })
     }
@@ -435,7 +475,7 @@ impl Builder<'_> {
 
     fn secret(&self, secret: Option<&Secret>) -> Result<Option<String>, Fault> {
         secret
-            .map(|s| tidegate_config::read::resolve_secret(s, &*self.around.environment))
+            .map(|s| resolve_secret(s, &*self.around.environment))
             .transpose()
             .map_err(|error| Fault::Config(error.to_string()))
     }
@@ -499,7 +539,12 @@ impl Running {
             let mut poll = tokio::time::interval(Duration::from_millis(50));
             loop {
                 self.store.flush();
-                if self.status.sinks.iter().all(|s| self.store.backlog(&s.name).records == 0) {
+                if self
+                    .status
+                    .sinks
+                    .iter()
+                    .all(|s| self.store.backlog(&s.name).records == 0)
+                {
                     return;
                 }
                 poll.tick().await;

@@ -104,7 +104,7 @@ pub async fn ask(socket: &Path, method: &str, path: &str) -> std::io::Result<(u1
         let mut answer = String::new();
         // Bounded: a status of ten thousand parts is far below this.
         stream.take(64 << 20).read_to_string(&mut answer).await?;
-        Ok(answer)
+        std::io::Result::Ok(answer)
     };
     let answer = tokio::time::timeout(ANSWER_TIMEOUT, talk)
         .await

@@ -16,16 +16,16 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tidegate_config::Document;
-use tidegate_config::read::{Environment, SourceFile, SystemEnvironment, load, parse};
+use tidegate_config::{Environment, ProcessEnvironment, SourceFile, load_and_check, load_other};
 use tidegate_drivers::sim::{Served, Sim, SimDoc};
 use tidegate_drivers::types::Span;
-use tidegate_engine::Sql;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::{Broker, Cable};
+use crate::broker::Broker;
 use crate::build::{Running, Surroundings, start};
+use crate::cable::Cable;
 use crate::cli::FAILURE;
 use crate::cli::check::fail;
 use crate::cli::run::{Doors, runtimes};
@@ -73,7 +73,11 @@ impl FromStr for Outage {
         let (from, to) = text.split_once("..").ok_or("write it as `10s..20s`")?;
         let span = |text: &str| text.parse::<Span>().map_err(|e| e.to_string());
         let (from, to) = (span(from)?.duration(), span(to)?.duration());
-        if from < to { Ok(Self { from, to }) } else { Err("it must end after it begins".to_owned()) }
+        if from < to {
+            Ok(Self { from, to })
+        } else {
+            Err("it must end after it begins".to_owned())
+        }
     }
 }
 
@@ -124,31 +128,44 @@ async fn play(
     dir: &Path,
     compute: tokio::runtime::Handle,
 ) -> anyhow::Result<DemoLedger> {
-    let sim = Sim::start(source(PLANT, "plant.yaml", &SystemEnvironment)?).await?;
+    let sim = Sim::start(plant_document()?).await?;
     let broker = Broker::start(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
     let cable = Cable::start(broker.addr()).await?;
     let mut subscriber = Subscriber::connect(broker.addr()).await?;
     cable.plug();
 
-    let plant = sim.addr("plant").ok_or_else(|| anyhow::anyhow!("the plant has no server"))?;
+    let plant = sim
+        .addr("plant")
+        .ok_or_else(|| anyhow::anyhow!("the plant has no server"))?;
     let values = DemoEnvironment(BTreeMap::from([
         ("DEMO_STORE", dir.display().to_string()),
         ("DEMO_LISTEN", args.listen.to_string()),
         ("DEMO_PLANT_PORT", plant.port().to_string()),
         ("DEMO_BROKER_PORT", cable.addr().port().to_string()),
     ]));
-    let document = checked(&values)?;
+    let document = gateway_document(&values)?;
     let around = Surroundings {
         clock: Arc::new(SystemClock),
-        environment: Arc::new(SystemEnvironment),
+        environment: Arc::new(ProcessEnvironment),
         compute,
         warnings: Vec::new(),
     };
     let mut running = start(&document, &around)?;
     let quit = CancellationToken::new();
     let mut doors = Doors::open(&document, &running, &quit);
-    let screen = Screen { format: args.format };
-    screen.head(plant, broker.addr(), doors.http.wait_for(Option::is_some).await.ok().and_then(|a| *a));
+    let screen = Screen {
+        format: args.format,
+    };
+    screen.head(
+        plant,
+        broker.addr(),
+        doors
+            .http
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|a| *a),
+    );
 
     let keys = Keys::take(args.format == DemoFormat::Text && std::io::stdin().is_terminal());
     watch(args, &cable, &mut subscriber, &screen, &quit, &keys).await;
@@ -157,9 +174,11 @@ async fn play(
     cable.plug();
     screen.say("polling stops; the outbox drains");
     let ledger = settle(&mut running, sim, &mut subscriber, &screen).await;
-    running.shutdown(document.gateway.shutdown_grace.duration()).await?;
+    running
+        .shutdown(document.gateway.shutdown_grace.duration())
+        .await?;
     doors.close().await;
-    cable.stop().await;
+    drop(cable);
     broker.stop().await;
     screen.ledger(ledger);
     Ok(ledger)
@@ -267,27 +286,30 @@ async fn settle(
 }
 
 fn readings(served: &Served) -> BTreeSet<i64> {
-    served.counter("reading").map(|c| c.values().collect()).unwrap_or_default()
+    served
+        .counter("reading")
+        .map(|c| c.values().collect())
+        .unwrap_or_default()
 }
 
-/// Reads an embedded document of any type.
-fn source<T: serde::de::DeserializeOwned>(
-    text: &str,
-    name: &str,
-    environment: &dyn Environment,
-) -> anyhow::Result<T> {
-    let file = SourceFile { name: name.to_owned(), text: text.to_owned() };
-    parse(&[file], environment).map_err(|problems| anyhow::anyhow!("{}", problems.human()))
+fn plant_document() -> anyhow::Result<SimDoc> {
+    let file = SourceFile {
+        name: "plant.yaml".to_owned(),
+        text: PLANT.to_owned(),
+    };
+    load_other(&file, &ProcessEnvironment)
+        .map(|(document, _)| document)
+        .map_err(|problems| anyhow::anyhow!("{}", problems.human()))
 }
 
-fn checked(environment: &dyn Environment) -> anyhow::Result<Document> {
-    let file = SourceFile { name: "demo.yaml".to_owned(), text: CONFIG.to_owned() };
-    let loaded = load(&[file], environment).map_err(|p| anyhow::anyhow!("{}", p.human()))?;
-    let problems = tidegate_config::check(&loaded, &EnginePlanner(Sql::new(16 << 20)?));
-    if problems.has_errors() {
-        anyhow::bail!("{}", problems.human());
-    }
-    Ok(loaded.document)
+fn gateway_document(environment: &dyn Environment) -> anyhow::Result<Document> {
+    let file = SourceFile {
+        name: "demo.yaml".to_owned(),
+        text: CONFIG.to_owned(),
+    };
+    load_and_check(&[file], environment, &EnginePlanner::default())
+        .map(|(loaded, _)| loaded.document)
+        .map_err(|problems| anyhow::anyhow!("{}", problems.human()))
 }
 
 /// The ports and folders of this run, in place of environment variables.
@@ -298,8 +320,8 @@ impl Environment for DemoEnvironment {
         self.0.get(name).cloned()
     }
 
-    fn file(&self, path: &Path) -> std::io::Result<String> {
-        std::fs::read_to_string(path)
+    fn read(&self, path: &str) -> Result<String, String> {
+        ProcessEnvironment.read(path)
     }
 }
 
@@ -357,7 +379,13 @@ impl Subscriber {
                 }
             }
         });
-        Ok(Self { messages, ids: BTreeSet::new(), readings: BTreeSet::new(), duplicates: 0, task })
+        Ok(Self {
+            messages,
+            ids: BTreeSet::new(),
+            readings: BTreeSet::new(),
+            duplicates: 0,
+            task,
+        })
     }
 
     /// The next message, counted; waits for ever when there is none. Cancel safe.
@@ -369,7 +397,11 @@ impl Subscriber {
             Some(id) if self.ids.insert(id.to_owned()) => {}
             _ => self.duplicates += 1,
         }
-        if let Some(reading) = message.body.get("reading").and_then(serde_json::Value::as_i64) {
+        if let Some(reading) = message
+            .body
+            .get("reading")
+            .and_then(serde_json::Value::as_i64)
+        {
             self.readings.insert(reading);
         }
         message
@@ -399,8 +431,10 @@ impl Screen {
             println!("  status  http://{page}/api/v1/status");
         }
         println!("  keys    p pulls and plugs the cable · q ends and compares both sides\n");
-        println!("{:>16} {:>8} {:>9} {:>10} {:>11} {:>6}", "window ends", "readings", "u_l1 V",
-            "p_l1 W", "temperature", "good");
+        println!(
+            "{:>16} {:>8} {:>9} {:>10} {:>11} {:>6}",
+            "window ends", "readings", "u_l1 V", "p_l1 W", "temperature", "good"
+        );
     }
 
     fn say(&self, text: &str) {
@@ -420,7 +454,11 @@ impl Screen {
             return;
         }
         let number = |name: &str| message.body.get(name).and_then(serde_json::Value::as_f64);
-        let end = message.body.get("window_end").and_then(|v| v.as_str()).unwrap_or_default();
+        let end = message
+            .body
+            .get("window_end")
+            .and_then(|v| v.as_str())
+            .unwrap_or_default();
         let clock = end.get(11..23).unwrap_or(end);
         println!(
             "{clock:>16} {:>8} {:>9.2} {:>10.1} {:>11.1} {:>6.2}",

@@ -7,6 +7,7 @@ pub mod backoff;
 pub mod batch;
 pub mod broker;
 pub mod build;
+pub mod cable;
 pub mod cli;
 pub mod clock;
 pub mod control;

@@ -1,10 +1,18 @@
 //! The engine's planner behind the border that the configuration's check knows.
 
-use tidegate_config::{PlannedTable, SqlPlanner, SqlProblem};
-use tidegate_engine::{Sql, TableSchema};
+use std::sync::OnceLock;
 
-/// Plans SQL for `check`, without executing anything.
-pub struct EnginePlanner(pub Sql);
+use arrow::datatypes::SchemaRef;
+use tidegate_config::{PlannedTable, SqlPlanner, SqlProblem};
+use tidegate_engine::{Sql, SqlError, TableSchema};
+
+/// Plans SQL for `check`, without executing anything. The engine is set up with the first SQL, so
+/// that a document without any needs none.
+#[derive(Default)]
+pub struct EnginePlanner(OnceLock<Result<Sql, SqlError>>);
+
+/// Memory that planning may use; nothing is executed.
+const PLAN_MEMORY: usize = 16 << 20;
 
 impl SqlPlanner for EnginePlanner {
     fn plan(
@@ -12,7 +20,7 @@ impl SqlPlanner for EnginePlanner {
         sql: &str,
         tables: &[PlannedTable<'_>],
         windowed: bool,
-    ) -> Result<arrow::datatypes::SchemaRef, SqlProblem> {
+    ) -> Result<SchemaRef, SqlProblem> {
         let tables: Vec<TableSchema> = tables
             .iter()
             .map(|table| TableSchema {
@@ -21,13 +29,17 @@ impl SqlPlanner for EnginePlanner {
                 time_column: "time".to_owned(),
             })
             .collect();
-        match self.0.plan(sql, &tables, windowed) {
-            Ok(query) => Ok(query.schema()),
-            Err(error) => Err(SqlProblem {
-                message: error.message,
-                position: error.position,
-                hint: error.hint,
-            }),
-        }
+        let engine = self.0.get_or_init(|| Sql::new(PLAN_MEMORY));
+        let planned = match engine {
+            Ok(engine) => engine
+                .plan(sql, &tables, windowed)
+                .map(|query| query.schema()),
+            Err(error) => Err(error.clone()),
+        };
+        planned.map_err(|error| SqlProblem {
+            message: error.message,
+            position: error.position,
+            hint: error.hint,
+        })
     }
 }

@@ -13,7 +13,7 @@ use tidegate_engine::store::{OutboxRow, Store};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{Backoff, seed};
-use crate::supervisor::{Exit, Part};
+use crate::supervisor::{Exit, Part, Said};
 
 /// The ledger of one sink beside what the store counts.
 #[derive(Debug, Default)]
@@ -50,8 +50,9 @@ const DELIVERY_BYTES_MAX: usize = 1 << 20;
 impl Part for Pump {
     async fn run(&mut self) -> Exit {
         let mut backoff = Backoff::new(self.pauses.0, self.pauses.1, seed(&self.name));
+        let mut said = Said::default();
         loop {
-            let fault = match self.connected(&mut backoff).await {
+            let fault = match self.connected(&mut backoff, &mut said).await {
                 Ok(()) => return Exit::Done,
                 Err(fault) => fault,
             };
@@ -61,7 +62,11 @@ impl Part for Pump {
                 Fault::Refused(error) | Fault::Link(error) => {
                     self.north.stats().set_state(LinkState::Down);
                     let pause = backoff.pause();
-                    tracing::warn!(sink = &*self.name, error, ?pause, "connection lost");
+                    if said.is_new(&error) {
+                        tracing::warn!(sink = &*self.name, error, ?pause, "no connection");
+                    } else {
+                        tracing::debug!(sink = &*self.name, error, ?pause, "no connection again");
+                    }
                     tokio::select! {
                         () = tokio::time::sleep(pause) => {}
                         () = self.stop.cancelled() => return Exit::Done,
@@ -74,7 +79,7 @@ impl Part for Pump {
 
 impl Pump {
     /// Connects and delivers until stopped (`Ok`) or until the connection fails.
-    async fn connected(&mut self, backoff: &mut Backoff) -> Result<(), Fault> {
+    async fn connected(&mut self, backoff: &mut Backoff, said: &mut Said) -> Result<(), Fault> {
         tokio::select! {
             result = self.north.connect() => result?,
             () = self.stop.cancelled() => return Ok(()),
@@ -95,8 +100,11 @@ impl Pump {
             if count > 0 {
                 cursor = rows[count - 1].position;
                 self.store.delivered(&self.name, cursor);
-                self.counts.delivered.fetch_add(count as u64, Ordering::Relaxed);
+                self.counts
+                    .delivered
+                    .fetch_add(count as u64, Ordering::Relaxed);
                 backoff.reset();
+                said.reset();
                 refusals = 0;
             }
             match fault {
@@ -106,8 +114,12 @@ impl Pump {
                     let row = &rows[count];
                     self.north.stats().set_error(Some(reason.clone()));
                     if refusals >= self.refusals_max {
-                        tracing::warn!(sink = &*self.name, position = row.position, reason,
-                            "record refused too often: set aside");
+                        tracing::warn!(
+                            sink = &*self.name,
+                            position = row.position,
+                            reason,
+                            "record refused too often: set aside"
+                        );
                         self.store.reject(&self.name, row.position, &reason);
                         cursor = row.position;
                         refusals = 0;

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{Backoff, seed};
 use crate::batch::Batcher;
-use crate::supervisor::{Exit, Part};
+use crate::supervisor::{Exit, Part, Said};
 use crate::table::Arrival;
 
 /// The ledger of one source: read = accepted + refused.
@@ -107,8 +107,9 @@ impl Unsettled {
 impl Part for Source {
     async fn run(&mut self) -> Exit {
         let mut backoff = Backoff::new(self.pauses.0, self.pauses.1, seed(&self.name));
+        let mut said = Said::default();
         loop {
-            let fault = match self.connected(&mut backoff).await {
+            let fault = match self.connected(&mut backoff, &mut said).await {
                 Ok(()) => return Exit::Done,
                 Err(fault) => fault,
             };
@@ -117,7 +118,11 @@ impl Part for Source {
                 Fault::Config(error) => return Exit::Hopeless(error),
                 Fault::Refused(error) | Fault::Link(error) => {
                     let pause = backoff.pause();
-                    tracing::warn!(device = self.name, error, ?pause, "connection lost");
+                    if said.is_new(&error) {
+                        tracing::warn!(device = self.name, error, ?pause, "no connection");
+                    } else {
+                        tracing::debug!(device = self.name, error, ?pause, "no connection again");
+                    }
                     tokio::select! {
                         () = tokio::time::sleep(pause) => {}
                         () = self.stop.cancelled() => return Exit::Done,
@@ -130,7 +135,7 @@ impl Part for Source {
 
 impl Source {
     /// Connects and reads until the source is stopped (`Ok`) or its connection fails.
-    async fn connected(&mut self, backoff: &mut Backoff) -> Result<(), Fault> {
+    async fn connected(&mut self, backoff: &mut Backoff, said: &mut Said) -> Result<(), Fault> {
         tokio::select! {
             result = self.south.connect() => result?,
             () = self.stop.cancelled() => return Ok(()),
@@ -138,21 +143,22 @@ impl Source {
         tracing::info!(device = self.name, "connected");
         loop {
             tokio::select! {
-                biased;
-                () = self.stop.cancelled() => return self.finish().await,
-                settled = self.unsettled.next() => {
-                    let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
-                    self.south.settle(receipt).await?;
-                }
-                read = self.south.read(&mut self.rows) => match read {
-                    Ok(receipt) => {
-                        backoff.reset();
-                        self.hand_over(receipt).await;
-                    }
-                    Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
-                    Err(fault) => return Err(fault),
-                },
-            }
+                           biased;
+                           () = self.stop.cancelled() => return self.finish().await,
+                           settled = self.unsettled.next() => {
+                               let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
+                               self.south.settle(receipt).await?;
+                           }
+                           read = self.south.read(&mut self.rows) => match read {
+                               Ok(receipt) => {
+                                   backoff.reset();
+            said.reset();
+                                   self.hand_over(receipt).await;
+                               }
+                               Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
+                               Err(fault) => return Err(fault),
+                           },
+                       }
         }
     }
 
@@ -174,7 +180,9 @@ impl Source {
     async fn hand_over(&mut self, receipt: Option<Receipt>) {
         if self.rows.is_empty() {
             if let Some(receipt) = receipt {
-                self.unsettled.0.push_back((receipt, std::future::ready(Ok(())).boxed()));
+                self.unsettled
+                    .0
+                    .push_back((receipt, std::future::ready(Ok(())).boxed()));
             }
             return;
         }
@@ -185,13 +193,22 @@ impl Source {
             Ok(batch) => batch,
             Err(error) => {
                 tracing::error!(device = self.name, %error, "rows do not fit the table");
-                self.counts.refused_schema.fetch_add(count, Ordering::Relaxed);
+                self.counts
+                    .refused_schema
+                    .fetch_add(count, Ordering::Relaxed);
                 return;
             }
         };
-        let last = batch.column(0).as_primitive::<TimestampMicrosecondType>().values().last();
-        *self.counts.last_row.lock().unwrap_or_else(PoisonError::into_inner) =
-            last.map(|micros| (*micros, Instant::now()));
+        let last = batch
+            .column(0)
+            .as_primitive::<TimestampMicrosecondType>()
+            .values()
+            .last();
+        *self
+            .counts
+            .last_row
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = last.map(|micros| (*micros, Instant::now()));
         let (ticket, durable) = match receipt {
             Some(_) => {
                 let (tx, rx) = oneshot::channel();
@@ -204,7 +221,11 @@ impl Source {
             WhenBusy::Wait => self.table.send(arrival).await.is_ok(),
             WhenBusy::Drop => self.table.try_send(arrival).is_ok(),
         };
-        let ledger = if taken { &self.counts.accepted } else { &self.counts.refused_overload };
+        let ledger = if taken {
+            &self.counts.accepted
+        } else {
+            &self.counts.refused_overload
+        };
         ledger.fetch_add(count, Ordering::Relaxed);
         if let (true, Some(receipt), Some(durable)) = (taken, receipt, durable) {
             self.unsettled.push(receipt, durable);
@@ -213,8 +234,14 @@ impl Source {
 
     fn count(&self, rows: &Rows) {
         let of = |q: Quality| rows.qualities.iter().filter(|x| **x == q).count() as u64;
-        self.counts.read.fetch_add(rows.len() as u64, Ordering::Relaxed);
-        self.counts.good.fetch_add(of(Quality::Good), Ordering::Relaxed);
-        self.counts.bad.fetch_add(of(Quality::Bad), Ordering::Relaxed);
+        self.counts
+            .read
+            .fetch_add(rows.len() as u64, Ordering::Relaxed);
+        self.counts
+            .good
+            .fetch_add(of(Quality::Good), Ordering::Relaxed);
+        self.counts
+            .bad
+            .fetch_add(of(Quality::Bad), Ordering::Relaxed);
     }
 }

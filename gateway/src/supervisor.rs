@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -86,12 +86,18 @@ impl Health {
 
     /// Remembers an error in words.
     pub fn error(&self, text: impl Into<String>) {
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.into());
+        *self
+            .last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(text.into());
     }
 
     /// The last error in words; it stays after recovery.
     pub fn last_error(&self) -> Option<String> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -132,6 +138,7 @@ pub async fn supervise(
     mut part: impl Part,
 ) {
     let mut backoff = Backoff::new(RESTART_PAUSES.0, RESTART_PAUSES.1, seed(name));
+    let mut said = Said::default();
     loop {
         let started = tokio::time::Instant::now();
         health.set(State::Running);
@@ -156,7 +163,13 @@ pub async fn supervise(
                 }
                 let pause = backoff.pause();
                 let pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-                tracing::error!(kind, name, error, pause_ms, "failed; it will be started again");
+                tracing::error!(
+                    kind,
+                    name,
+                    error,
+                    pause_ms,
+                    "failed; it will be started again"
+                );
                 health.error(error);
                 health.set(State::Waiting);
                 tokio::select! {
@@ -166,6 +179,27 @@ pub async fn supervise(
                 health.restarts.fetch_add(1, Ordering::Relaxed);
             }
         }
+    }
+}
+
+/// What was said last, so that a fault that stays the same is one line in the log and not one for
+/// each attempt.
+#[derive(Debug, Default)]
+pub struct Said(Option<String>);
+
+impl Said {
+    /// True where `text` was not the last thing said.
+    pub fn is_new(&mut self, text: &str) -> bool {
+        let new = self.0.as_deref() != Some(text);
+        if new {
+            self.0 = Some(text.to_owned());
+        }
+        new
+    }
+
+    /// Forgets, after a success: the same fault is news again.
+    pub fn reset(&mut self) {
+        self.0 = None;
     }
 }
 

@@ -4,6 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub mod file;
+#[cfg(feature = "io")]
+mod lines;
 pub mod mqtt;
 pub mod stdout;
 

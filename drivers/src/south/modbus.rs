@@ -49,7 +49,9 @@ pub struct Poll {
 }
 
 /// The four address spaces of a Modbus device (Modbus Application Protocol V1.1b3, section 4.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum RegisterKind {
     /// Coils: function code 01.
@@ -60,6 +62,24 @@ pub enum RegisterKind {
     Holding,
     /// Input registers: function code 04.
     Input,
+}
+
+impl RegisterKind {
+    /// True for the kinds whose addresses are single bits.
+    pub fn is_bits(self) -> bool {
+        matches!(self, Self::Coil | Self::Discrete)
+    }
+
+    /// The function code that reads this kind (Modbus Application Protocol V1.1b3, sections 6.1
+    /// to 6.4).
+    pub fn read_function(self) -> u8 {
+        match self {
+            Self::Coil => 0x01,
+            Self::Discrete => 0x02,
+            Self::Holding => 0x03,
+            Self::Input => 0x04,
+        }
+    }
 }
 
 /// How the bytes of one value lie in its registers. A is the most significant byte.
@@ -161,7 +181,8 @@ pub struct ModbusPoint {
     /// Which half of the register an 8 bit value lies in; `low` where left out.
     #[serde(default)]
     pub byte: Option<ByteHalf>,
-    /// Order of the bytes, where it differs from the device's.
+    /// Order of the bytes, where it differs from the device's. Only said here, not at the device,
+    /// `badc` and `dcba` also swap the two bytes of 16 bit values, and `badc` those of text.
     #[serde(default)]
     pub order: Option<Order>,
     /// Which bytes of each register hold a string's characters.
@@ -187,7 +208,10 @@ fn default_unit_id() -> UnitId {
 
 fn default_polls() -> Vec<Poll> {
     let name = "default".parse().unwrap_or_else(|_| unreachable!("a name"));
-    vec![Poll { name, every: Span::from_secs(1) }]
+    vec![Poll {
+        name,
+        every: Span::from_secs(1),
+    }]
 }
 
 fn default_timeout() -> Span {
@@ -234,16 +258,32 @@ impl ModbusPoint {
             ValueType::F16 | ValueType::F32 => DataType::Float32,
             ValueType::F64 => DataType::Float64,
         };
-        if self.scale.is_some() || self.offset.is_some() { DataType::Float64 } else { plain }
+        if self.scale.is_some() || self.offset.is_some() {
+            DataType::Float64
+        } else {
+            plain
+        }
     }
 }
 
 impl ModbusDevice {
+    /// What one request may read of `kind`: registers or bits.
+    pub(crate) fn limit(&self, kind: RegisterKind) -> u16 {
+        if kind.is_bits() {
+            self.max_bits
+        } else {
+            self.max_registers
+        }
+    }
+
     /// The columns of the device's table.
     pub fn columns(&self) -> Vec<Point> {
         self.points
             .iter()
-            .map(|p| Point { unit: p.unit.clone(), ..Point::new(p.name.as_str(), p.data_type()) })
+            .map(|p| Point {
+                unit: p.unit.clone(),
+                ..Point::new(p.name.as_str(), p.data_type())
+            })
             .collect()
     }
 }
@@ -302,7 +342,8 @@ pub enum TidCheck {
     #[default]
     Strict,
     /// A reply with another id is taken when unit, function and length are right: for devices that
-    /// do not copy the id. A late reply can then be taken for another one.
+    /// do not copy the id. After a timeout the connection is made anew, so that a late reply cannot
+    /// be taken for another one.
     Lenient,
 }
 
@@ -325,3 +366,9 @@ fn default_backoff_min() -> Span {
 fn default_backoff_max() -> Span {
     Span::from_secs(30)
 }
+
+#[cfg(feature = "io")]
+pub use io::ModbusSouth;
+
+#[cfg(feature = "io")]
+mod io;

@@ -1,1 +1,20 @@
-//! Placeholder.
+//! Event time, windows, SQL and the durable store of Tidegate.
+//!
+//! Promise: rows go in with an event time and a log position, results come out once, in an order
+//! and with sequence numbers that do not depend on how rows were batched or where a restart fell.
+//! It does not know: protocols, configuration, threads, and what time it is; "now" is an argument.
+
+pub mod encode;
+pub mod sql;
+pub mod store;
+pub mod stream;
+pub mod watermark;
+pub mod window;
+
+mod functions;
+
+pub use sql::{Query, Sql, SqlError, TableSchema};
+pub use stream::{
+    Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
+};
+pub use window::{Bounds, Window};

@@ -2,15 +2,10 @@
 
 use std::path::Path;
 
-use tidegate_config::read::{Loaded, SystemEnvironment, load, read_sources};
-use tidegate_config::{Problems, check as check_document};
-use tidegate_engine::Sql;
+use tidegate_config::{Loaded, Problems, ProcessEnvironment, load_and_check, read_sources};
 
 use super::{CONFIG_REFUSED, FAILURE, Format};
 use crate::planner::EnginePlanner;
-
-/// Memory that planning may use; nothing is executed.
-const PLAN_MEMORY: usize = 16 << 20;
 
 /// A configuration that passed `check`, with its warnings.
 pub struct Checked {
@@ -23,16 +18,9 @@ pub struct Checked {
 /// Reads and checks a configuration. An `Err` holds all problems, among them at least one error.
 pub fn load_checked(path: &Path) -> Result<Checked, Problems> {
     let sources = read_sources(path)?;
-    let loaded = load(&sources, &SystemEnvironment)?;
-    let sql = match Sql::new(PLAN_MEMORY) {
-        Ok(sql) => sql,
-        Err(error) => return Err(Problems::internal(format!("SQL engine: {error}"))),
-    };
-    let problems = check_document(&loaded, &EnginePlanner(sql));
-    if problems.has_errors() {
-        return Err(problems);
-    }
-    Ok(Checked { loaded, warnings: problems })
+    let planner = EnginePlanner::default();
+    let (loaded, warnings) = load_and_check(&sources, &ProcessEnvironment, &planner)?;
+    Ok(Checked { loaded, warnings })
 }
 
 /// Loads a configuration or says on standard error what is wrong with it.

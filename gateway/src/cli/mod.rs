@@ -32,7 +32,13 @@ pub const DEFAULT_CONFIG: &str = "/etc/tidegate/tidegate.yaml";
 pub struct Cli {
     /// What is logged: `error`, `warn`, `info`, `debug`, `trace`, also per module as in
     /// `info,tidegate_drivers=debug`.
-    #[arg(long, global = true, env = "TIDEGATE_LOG", default_value = "info", value_name = "LEVELS")]
+    #[arg(
+        long,
+        global = true,
+        env = "TIDEGATE_LOG",
+        default_value = "info",
+        value_name = "LEVELS"
+    )]
     pub log: String,
     /// How logs are written to standard error.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
@@ -133,9 +139,11 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Run { config } => run::run(&config),
         Command::Check { config, format } => check::check(&config, format),
         Command::Test { config, filter } => test::test(&config, filter.as_deref()),
-        Command::Explain { subject, config, plan } => {
-            explain::explain(subject.as_deref(), &config, plan)
-        }
+        Command::Explain {
+            subject,
+            config,
+            plan,
+        } => explain::explain(subject.as_deref(), &config, plan),
         Command::Schema => {
             print!("{}", tidegate_config::schema::schema_json());
             0

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_config::Document;
-use tidegate_config::read::SystemEnvironment;
+use tidegate_config::ProcessEnvironment;
 use tidegate_engine::store::StoreError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -62,7 +62,7 @@ async fn serve(checked: Checked, compute: tokio::runtime::Handle) -> u8 {
     };
     let around = Surroundings {
         clock: Arc::new(SystemClock),
-        environment: Arc::new(SystemEnvironment),
+        environment: Arc::new(ProcessEnvironment),
         compute,
         warnings: warnings(&checked.warnings),
     };

@@ -2,27 +2,37 @@
 
 use std::path::Path;
 
+use tidegate_config::{Problems, ProcessEnvironment, load_other, read_sources};
 use tidegate_drivers::sim::{Sim, SimDoc};
 use tidegate_drivers::types::Span;
 
 use super::CONFIG_REFUSED;
 use super::check::fail;
-use tidegate_config::read::{SystemEnvironment, parse, read_sources};
 
 /// Serves the plant until Ctrl-C, or for so long; then prints what it served as JSON.
 pub fn sim(plant: &Path, lasting: Option<Span>) -> u8 {
-    let document: SimDoc = match read_sources(plant).and_then(|s| parse(&s, &SystemEnvironment)) {
+    let document = match read(plant) {
         Ok(document) => document,
         Err(problems) => {
             eprint!("{}", problems.human());
             return CONFIG_REFUSED;
         }
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => return fail(error),
     };
     runtime.block_on(serve(document, lasting))
+}
+
+fn read(plant: &Path) -> Result<SimDoc, Problems> {
+    let sources = read_sources(plant)?;
+    // A plant is one file: `read_sources` gives at least one.
+    let (document, _) = load_other(&sources[0], &ProcessEnvironment)?;
+    Ok(document)
 }
 
 async fn serve(document: SimDoc, lasting: Option<Span>) -> u8 {
@@ -30,7 +40,7 @@ async fn serve(document: SimDoc, lasting: Option<Span>) -> u8 {
         Ok(sim) => sim,
         Err(fault) => return fail(fault),
     };
-    for (name, address) in sim.addresses() {
+    for (name, address) in sim.addrs() {
         println!("{name} listens on {address}");
     }
     let end = async {

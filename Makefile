@@ -1,0 +1,32 @@
+# The manual: `make help` lists what there is. CI runs the same targets (`.ci/run`).
+
+# Python of the tests that need a program which is not ours; made by tests/setup.
+VENV := $(or $(CARGO_TARGET_DIR),target)/venv
+export TIDEGATE_TEST_PYTHON := $(abspath $(VENV))/bin/python
+
+# A cargo tool that is not part of every toolchain: run where it is there, said where it is not.
+optional = if cargo $(1) --version >/dev/null 2>&1; then cargo $(2); \
+	else echo "SKIPPED: cargo $(1) is not installed"; fi
+
+.DEFAULT_GOAL := help
+.PHONY: help demo setup test check bless
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: ## simulated plant, pipeline, store and broker; results as they close
+	cargo run -- demo
+
+setup: ## install what the tests need, where it is missing
+	tests/setup "$(VENV)"
+
+test: setup check ## everything that CI checks
+	cargo test --workspace
+
+check: ## format, lints, and licences, bans and sources of dependencies
+	@$(call optional,fmt,fmt --all --check)
+	@$(call optional,clippy,clippy --workspace --all-targets -- -D warnings)
+	@$(call optional,deny,deny check bans licenses sources)
+
+bless: ## write generated files anew that tests compare
+	TIDEGATE_BLESS=1 cargo test --workspace

@@ -1,0 +1,505 @@
+//! The owner of one Modbus connection, shared by all devices behind it.
+//!
+//! Strictly one request is on the wire; requests are served in the order in which they came. Each
+//! device has at most one request in the queue, so a silent unit costs the others one deadline a
+//! turn and no more. While there is no connection every request is answered at once: nothing
+//! queues up during an outage. Knows no points and no schedule.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::modbus::frame::ReadRequest;
+use crate::modbus::transaction::{Connection, Failure, Tally};
+use crate::south::modbus::{Bus, TcpBus, TidCheck};
+use crate::stats::{Counter, LinkState, Stats};
+
+/// Requests that wait for a link; more than that, and devices wait for their turn to ask.
+pub const QUEUE_REQUESTS_MAX: usize = 256;
+/// Timeouts in a row, of all units, after which the connection is made anew. Doubles up to
+/// [`REOPEN_TIMEOUTS_MAX`] while no reply comes: a path that died without a word is found, and a
+/// link with one unit that is switched off is left in peace.
+const REOPEN_TIMEOUTS: u32 = 4;
+const REOPEN_TIMEOUTS_MAX: u32 = 256;
+/// How long requests wait for a connection that is made anew at once, before they are refused: some
+/// devices close the connection after each reply.
+const RECONNECT_GRACE: Duration = Duration::from_millis(200);
+/// Shortest pause between two attempts to connect, whatever the configuration says.
+const BACKOFF_FLOOR: Duration = Duration::from_millis(10);
+
+/// Makes the two ends of a link: one task runs the owner, each device holds a handle.
+pub fn open(name: &str, config: &Bus) -> (BusHandle, BusOwner) {
+    let Bus::Tcp(tcp) = config;
+    with_connector(name, tcp, Box::new(TcpConnector(tcp.clone())))
+}
+
+/// The same over any way to connect.
+pub(crate) fn with_connector(
+    name: &str,
+    tcp: &TcpBus,
+    connector: Box<dyn Connect>,
+) -> (BusHandle, BusOwner) {
+    let pacing = Pacing {
+        connect_timeout: tcp.connect_timeout.duration(),
+        inter_request_delay: tcp.inter_request_delay.duration(),
+        backoff: Backoff::new(tcp.backoff_min.duration(), tcp.backoff_max.duration(), name),
+        tid_check: tcp.tid_check,
+    };
+    let (jobs_in, jobs) = mpsc::channel(QUEUE_REQUESTS_MAX);
+    let (link, link_out) = watch::channel(LinkState::Connecting);
+    let stats = Arc::new(Stats::default());
+    let handle = BusHandle {
+        name: name.into(),
+        jobs: jobs_in,
+        state: link_out,
+        stats: Arc::clone(&stats),
+        devices: Arc::default(),
+    };
+    let owner = BusOwner {
+        connector,
+        pacing,
+        jobs,
+        state: link,
+        stats,
+        transaction: 0,
+        ready_at: Instant::now(),
+    };
+    (handle, owner)
+}
+
+/// A device's access to its link. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct BusHandle {
+    name: Arc<str>,
+    jobs: mpsc::Sender<Job>,
+    state: watch::Receiver<LinkState>,
+    stats: Arc<Stats>,
+    devices: Arc<AtomicUsize>,
+}
+
+impl BusHandle {
+    /// The link's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counters, state and last error of the link, of all its devices together.
+    pub fn stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.stats)
+    }
+
+    /// Whether there is a connection.
+    pub fn state(&self) -> LinkState {
+        *self.state.borrow()
+    }
+
+    /// Waits for the connection. `Err` when the owner is gone for good. Cancel safe.
+    pub(crate) async fn connected(&mut self) -> Result<(), Gone> {
+        self.state
+            .wait_for(|s| *s == LinkState::Up)
+            .await
+            .map(|_| ())
+            .map_err(|_| Gone)
+    }
+
+    /// Queues a request; the answer comes through the receiver, whose end without an answer means
+    /// that the owner failed. Dropping the receiver withdraws the request. Cancel safe.
+    pub(crate) async fn submit(&self, mut job: NewJob) -> Result<oneshot::Receiver<Answer>, Gone> {
+        job.buffer.clear();
+        let (reply, answer) = oneshot::channel();
+        self.jobs
+            .send(Job { new: job, reply })
+            .await
+            .map_err(|_| Gone)?;
+        Ok(answer)
+    }
+
+    /// Counts a device in, until the guard is dropped.
+    pub(crate) fn join(&self) -> Membership {
+        self.devices.fetch_add(1, Ordering::Relaxed);
+        Membership(Arc::clone(&self.devices))
+    }
+
+    /// True where other devices use the link too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.devices.load(Ordering::Relaxed) > 1
+    }
+}
+
+/// The owner of the link does not exist any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gone;
+
+/// Counts a device on its link.
+#[derive(Debug)]
+pub(crate) struct Membership(Arc<AtomicUsize>);
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A request of a device.
+#[derive(Debug)]
+pub(crate) struct NewJob {
+    pub(crate) request: ReadRequest,
+    /// From sending to the whole reply.
+    pub(crate) timeout: Duration,
+    /// Comes back with the data, so that nothing is allocated a request.
+    pub(crate) buffer: Vec<u8>,
+    pub(crate) stats: Arc<Stats>,
+}
+
+#[derive(Debug)]
+struct Job {
+    new: NewJob,
+    reply: oneshot::Sender<Answer>,
+}
+
+/// What came of a request.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// The data bytes of the reply, or nothing.
+    pub(crate) buffer: Vec<u8>,
+    /// When the reply arrived.
+    pub(crate) outcome: Result<Instant, Failure>,
+}
+
+/// A byte stream to a device.
+pub(crate) trait Link: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Link for T {}
+
+/// How a connection is made.
+pub(crate) trait Connect: Send {
+    fn connect(&mut self) -> BoxFuture<'_, io::Result<Box<dyn Link>>>;
+
+    /// Where to, for messages.
+    fn target(&self) -> String;
+}
+
+struct TcpConnector(TcpBus);
+
+impl Connect for TcpConnector {
+    fn connect(&mut self) -> BoxFuture<'_, io::Result<Box<dyn Link>>> {
+        Box::pin(async {
+            let stream = TcpStream::connect((self.0.host.as_str(), self.0.port)).await?;
+            // A request is one small segment; waiting to fill it only adds latency.
+            stream.set_nodelay(true)?;
+            Ok(Box::new(stream) as Box<dyn Link>)
+        })
+    }
+
+    fn target(&self) -> String {
+        format!("{}:{}", self.0.host, self.0.port)
+    }
+}
+
+struct Pacing {
+    connect_timeout: Duration,
+    inter_request_delay: Duration,
+    backoff: Backoff,
+    tid_check: TidCheck,
+}
+
+/// Why a connection was given up.
+enum End {
+    /// It broke.
+    Lost(Failure),
+    /// It may hold replies that cannot be told apart, or is silent: make it anew at once.
+    Reopen,
+    /// All handles are gone.
+    Unused,
+}
+
+/// Owns the connection. Run by one task; after a panic the same owner can be run again.
+pub struct BusOwner {
+    connector: Box<dyn Connect>,
+    pacing: Pacing,
+    jobs: mpsc::Receiver<Job>,
+    state: watch::Sender<LinkState>,
+    stats: Arc<Stats>,
+    /// The last transaction id, kept over connections.
+    transaction: u16,
+    /// No request before this instant: `inter_request_delay` after the last one.
+    ready_at: Instant,
+}
+
+impl std::fmt::Debug for BusOwner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BusOwner")
+            .field("target", &self.connector.target())
+            .finish_non_exhaustive()
+    }
+}
+
+impl BusOwner {
+    /// Counters, state and last error of the link.
+    pub fn stats(&self) -> Arc<Stats> {
+        Arc::clone(&self.stats)
+    }
+
+    /// Serves requests until all handles are dropped, which is the only way it ends. Connects and
+    /// reconnects by itself.
+    ///
+    /// Dropping the future gives up the connection and fails the request under way; queued
+    /// requests stay for the next run.
+    pub async fn run(&mut self) {
+        let _down = DownWhenDropped {
+            state: self.state.clone(),
+            stats: Arc::clone(&self.stats),
+        };
+        // The wait before the next attempt to connect.
+        let mut pause = Duration::ZERO;
+        let mut reopen_after = REOPEN_TIMEOUTS;
+        loop {
+            let Some(stream) = self.connect(pause).await else {
+                return;
+            };
+            self.stats.add(Counter::Connects, 1);
+            self.set_state(LinkState::Up);
+            tracing::info!(target_address = %self.connector.target(), "connected");
+            let mut served = Served {
+                silent: 0,
+                reopen_after,
+                good: false,
+            };
+            let end = self.serve(stream, &mut served).await;
+            if served.good {
+                self.pacing.backoff.reset();
+                reopen_after = REOPEN_TIMEOUTS;
+            }
+            pause = match end {
+                End::Unused => return,
+                End::Reopen => {
+                    reopen_after = reopen_after.saturating_mul(2).min(REOPEN_TIMEOUTS_MAX);
+                    Duration::ZERO
+                }
+                End::Lost(failure) => {
+                    self.lost(&failure.to_string());
+                    // A connection that worked is made anew at once, one that never did is not.
+                    if served.good {
+                        Duration::ZERO
+                    } else {
+                        self.pacing.backoff.next()
+                    }
+                }
+            };
+        }
+    }
+
+    fn set_state(&self, state: LinkState) {
+        self.stats.set_state(state);
+        self.state.send_replace(state);
+        if state == LinkState::Up {
+            self.stats.set_error(None);
+        }
+    }
+
+    fn lost(&self, error: &str) {
+        tracing::warn!(target_address = %self.connector.target(), error, "no connection");
+        self.stats.add(Counter::LinkFaults, 1);
+        self.stats.set_error(Some(error.to_owned()));
+        self.set_state(LinkState::Down);
+    }
+
+    /// Tries until there is a connection, answering requests meanwhile; `None` when all handles
+    /// are gone.
+    async fn connect(&mut self, mut pause: Duration) -> Option<Box<dyn Link>> {
+        let grace = if pause.is_zero() {
+            RECONNECT_GRACE
+        } else {
+            Duration::ZERO
+        };
+        let refuse_from = Instant::now() + grace;
+        loop {
+            if !pause.is_zero() {
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    never = refuse(&mut self.jobs, &self.stats, refuse_from) => { match never? {} }
+                }
+            }
+            if self.state.borrow().ne(&LinkState::Down) {
+                self.set_state(LinkState::Connecting);
+            }
+            let limit = self.pacing.connect_timeout;
+            let attempt = tokio::select! {
+                attempt = timeout(limit, self.connector.connect()) => attempt,
+                never = refuse(&mut self.jobs, &self.stats, refuse_from) => match never? {},
+            };
+            let error = match attempt {
+                Ok(Ok(stream)) => return Some(stream),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => format!("no connection within {limit:?}"),
+            };
+            self.lost(&format!(
+                "cannot connect to {}: {error}",
+                self.connector.target()
+            ));
+            pause = self.pacing.backoff.next();
+        }
+    }
+
+    async fn serve(&mut self, stream: Box<dyn Link>, served: &mut Served) -> End {
+        let mut connection = Connection::new(stream, self.transaction, self.pacing.tid_check);
+        let link_stats = Arc::clone(&self.stats);
+        let idle_tally = [&*link_stats];
+        loop {
+            let job = tokio::select! {
+                // First what came unasked: a closed connection takes no request.
+                biased;
+                failure = connection.idle(Tally(&idle_tally)) => return End::Lost(failure),
+                job = self.jobs.recv() => job,
+            };
+            let Some(Job {
+                new: mut job,
+                reply,
+            }) = job
+            else {
+                return End::Unused;
+            };
+            if reply.is_closed() {
+                continue;
+            }
+            sleep_until(self.ready_at).await;
+            let device_stats = Arc::clone(&job.stats);
+            let tally = [&*link_stats, &*device_stats];
+            let outcome = connection
+                .read(&job.request, job.timeout, &mut job.buffer, Tally(&tally))
+                .await;
+            self.transaction = connection.transaction();
+            self.ready_at = Instant::now() + self.pacing.inter_request_delay;
+            let end = self.judge(&outcome, served);
+            if reply
+                .send(Answer {
+                    buffer: job.buffer,
+                    outcome,
+                })
+                .is_err()
+            {
+                tracing::debug!("nobody waits for the answer any more");
+            }
+            if let Some(end) = end {
+                return end;
+            }
+        }
+    }
+
+    /// Decides whether the connection goes on after a request.
+    fn judge(&self, outcome: &Result<Instant, Failure>, served: &mut Served) -> Option<End> {
+        match outcome {
+            Ok(_) | Err(Failure::Exception(_) | Failure::BadReply(_)) => {
+                served.good = true;
+                served.silent = 0;
+                None
+            }
+            Err(Failure::Timeout(_)) => {
+                served.silent += 1;
+                // Without ids a late reply would be taken for the next request's.
+                let ambiguous = self.pacing.tid_check == TidCheck::Lenient;
+                (ambiguous || served.silent >= served.reopen_after).then_some(End::Reopen)
+            }
+            Err(failure @ Failure::Link(_)) => Some(End::Lost(failure.clone())),
+        }
+    }
+}
+
+/// What a connection has done so far.
+struct Served {
+    /// Timeouts in a row.
+    silent: u32,
+    /// Give the connection up after so many.
+    reopen_after: u32,
+    /// A reply came.
+    good: bool,
+}
+
+/// Answers every request with the link's last error, after `from`; `None` when all handles are gone.
+/// Cancel safe.
+async fn refuse(
+    jobs: &mut mpsc::Receiver<Job>,
+    stats: &Stats,
+    from: Instant,
+) -> Option<Infallible> {
+    sleep_until(from).await;
+    loop {
+        let job = jobs.recv().await?;
+        let error = stats
+            .last_error()
+            .unwrap_or_else(|| "not connected yet".to_owned());
+        let answer = Answer {
+            buffer: job.new.buffer,
+            outcome: Err(Failure::Link(error.into())),
+        };
+        if job.reply.send(answer).is_err() {
+            tracing::debug!("nobody waits for the answer any more");
+        }
+    }
+}
+
+/// Tells devices that nobody serves the link, whichever way the owner's run ended.
+struct DownWhenDropped {
+    state: watch::Sender<LinkState>,
+    stats: Arc<Stats>,
+}
+
+impl Drop for DownWhenDropped {
+    fn drop(&mut self) {
+        self.stats.set_state(LinkState::Down);
+        self.state.send_replace(LinkState::Down);
+    }
+}
+
+/// Growing pauses with jitter, so that gateways that lost a link together do not return together.
+#[derive(Debug, Clone)]
+struct Backoff {
+    min: Duration,
+    max: Duration,
+    next: Duration,
+    /// State of a xorshift generator (Marsaglia 2003); never 0.
+    seed: u64,
+}
+
+impl Backoff {
+    fn new(min: Duration, max: Duration, name: &str) -> Self {
+        let min = min.max(BACKOFF_FLOOR);
+        // FNV-1a of the name: two links of one gateway get different jitter, a test the same.
+        let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        });
+        Self {
+            min,
+            max: max.max(min),
+            next: min,
+            seed: seed | 1,
+        }
+    }
+
+    fn reset(&mut self) {
+        self.next = self.min;
+    }
+
+    /// The next pause: three quarters to all of a time that doubles up to the maximum.
+    fn next(&mut self) -> Duration {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        let full = self.next;
+        self.next = full.saturating_mul(2).min(self.max);
+        let quarter = full / 4;
+        let percent = u32::try_from(self.seed % 101).unwrap_or(0);
+        full.saturating_sub(quarter * percent / 100)
+    }
+}
+
+#[cfg(test)]
+#[path = "bus_tests.rs"]
+mod tests;

@@ -1,0 +1,446 @@
+//! One device's poll cycle as a state machine: which request is next, what an answer means, and
+//! the row at the end. No I/O, no clock: instants are handed in.
+//!
+//! A block that a device refuses is split until the culprit is found and remembered; what stays
+//! refused, and a unit that is silent on a shared link, is asked again at growing intervals. Bytes
+//! of a cycle are kept until its row is written at once, so a cancelled read leaves no half row.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::decode::PointDecoder;
+use crate::modbus::frame::ReadRequest;
+use crate::modbus::plan::{Block, Hole, plan_around, split};
+use crate::modbus::transaction::{Exception, Failure};
+use crate::south::modbus::ModbusDevice;
+use crate::table::{Reason, TableBuilder};
+
+/// First pause before a refused block is asked for again, and the longest one.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+const REFUSED_PAUSE_MAX: Duration = Duration::from_mins(5);
+/// Timeouts in a row after which the rest of a cycle is given up.
+const TIMEOUTS_MAX: u32 = 2;
+/// Cycles without any answer after which a unit on a shared link is demoted.
+const SILENT_CYCLES: u32 = 2;
+/// A demoted unit takes at most one part in so many of the link's time.
+const SILENT_SHARE: u32 = 10;
+/// Longest pause between two probes of a demoted unit, unless its timeout asks for more.
+const SILENT_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// What a point has in the cycle under way.
+#[derive(Debug, Clone, Copy)]
+enum Slot {
+    Failed(Reason),
+    /// Where the point's registers start in the cycle's bytes.
+    Registers(usize),
+    Bit(bool),
+}
+
+/// A request that is still to be made in this cycle.
+#[derive(Debug)]
+enum Work {
+    /// A block of the plan, by index.
+    Planned(usize),
+    /// A part of a refused block, and the split that it came from.
+    Part(Block, usize),
+}
+
+/// A refused block that was split in this cycle.
+#[derive(Debug)]
+struct Split {
+    between: Hole,
+    /// Both parts could be read so far.
+    whole: bool,
+}
+
+/// A block that is not asked for in each cycle.
+#[derive(Debug)]
+struct Refusal {
+    block: Block,
+    exception: Exception,
+    pause: Duration,
+    due: Instant,
+}
+
+impl Refusal {
+    fn is_for(&self, block: &Block) -> bool {
+        (self.block.kind, self.block.start, self.block.quantity)
+            == (block.kind, block.start, block.quantity)
+    }
+}
+
+/// What a cycle came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Nothing could be asked: there is no row.
+    NoLink,
+    /// The row's instant.
+    Row(Instant),
+}
+
+/// The poll cycle of one device.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    device: ModbusDevice,
+    decoders: Vec<PointDecoder>,
+    plan: Vec<Block>,
+    holes: Vec<Hole>,
+    refusals: Vec<Refusal>,
+    slots: Vec<Slot>,
+    bytes: Vec<u8>,
+    scratch: Vec<u8>,
+    work: Vec<Work>,
+    splits: Vec<Split>,
+    /// The plan does not fit what was learnt.
+    replan: bool,
+    /// Where the next cycle starts in the plan.
+    first: usize,
+    answered: Option<Instant>,
+    link_failed: bool,
+    timeouts: u32,
+    silent_cycles: u32,
+    /// When a demoted unit is asked again, and the pause after that.
+    probe: Option<(Instant, Duration)>,
+    /// The first failure of the cycle, in words.
+    error: Option<String>,
+}
+
+impl Scheduler {
+    /// Plans the cycle of `device`, which has no problems.
+    pub(crate) fn new(device: ModbusDevice) -> Self {
+        let plan = plan_around(&device, &[]);
+        let decoders = device
+            .points
+            .iter()
+            .map(|p| PointDecoder::new(p, device.order))
+            .collect();
+        let slots = vec![Slot::Failed(Reason::Missing); device.points.len()];
+        Self {
+            device,
+            decoders,
+            plan,
+            holes: Vec::new(),
+            refusals: Vec::new(),
+            slots,
+            bytes: Vec::new(),
+            scratch: Vec::new(),
+            work: Vec::new(),
+            splits: Vec::new(),
+            replan: false,
+            first: 0,
+            answered: None,
+            link_failed: false,
+            timeouts: 0,
+            silent_cycles: 0,
+            probe: None,
+            error: None,
+        }
+    }
+
+    /// What the device has refused to read, in the order of addresses.
+    pub(crate) fn holes(&self) -> &[Hole] {
+        &self.holes
+    }
+
+    /// The first failure of the last cycle, in words.
+    pub(crate) fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// Starts a cycle.
+    pub(crate) fn start(&mut self, now: Instant) {
+        self.bytes.clear();
+        self.work.clear();
+        self.splits.clear();
+        self.slots.fill(Slot::Failed(Reason::Missing));
+        (self.answered, self.link_failed, self.timeouts, self.error) = (None, false, 0, None);
+        if self.probe.is_some_and(|(due, _)| now < due) {
+            self.slots.fill(Slot::Failed(Reason::Timeout));
+            self.error = Some(self.demoted());
+            return;
+        }
+        let count = self.plan.len();
+        for step in (0..count).rev() {
+            let index = (self.first + step) % count;
+            let block = &self.plan[index];
+            match self
+                .refusals
+                .iter()
+                .find(|r| r.is_for(block) && now < r.due)
+            {
+                None => self.work.push(Work::Planned(index)),
+                Some(refusal) => {
+                    let reason = refusal.exception.reason();
+                    note(&mut self.error, block, &refusal.exception);
+                    for point in &block.points {
+                        self.slots[*point] = Slot::Failed(reason);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next request; the same one until it is answered. `None` at the cycle's end.
+    pub(crate) fn next_request(&self) -> Option<ReadRequest> {
+        let block = self.block(self.work.last()?);
+        Some(ReadRequest {
+            unit: self.device.unit_id.get(),
+            kind: block.kind,
+            start: block.start,
+            quantity: block.quantity,
+        })
+    }
+
+    fn block<'a>(&'a self, work: &'a Work) -> &'a Block {
+        match work {
+            Work::Planned(index) => &self.plan[*index],
+            Work::Part(block, _) => block,
+        }
+    }
+
+    /// Takes the answer to [`Scheduler::next_request`]: its data bytes and when it came, or why
+    /// there is none.
+    pub(crate) fn answer(&mut self, outcome: Result<(&[u8], Instant), Failure>, now: Instant) {
+        let Some(work) = self.work.pop() else { return };
+        if !matches!(outcome, Err(Failure::Timeout(_) | Failure::Link(_))) {
+            self.timeouts = 0;
+            self.answered = Some(now);
+        }
+        match outcome {
+            Ok((data, arrived)) => {
+                self.answered = Some(arrived);
+                self.take(&work, data);
+            }
+            Err(Failure::Exception(exception @ Exception(0x01..=0x03))) => {
+                self.refused(&work, exception, now);
+            }
+            Err(failure) => {
+                self.inconclusive(&work);
+                self.fail(&work, &failure);
+                match failure {
+                    Failure::Timeout(_) => {
+                        self.timeouts += 1;
+                        let was_silent = self.silent_cycles > 0 && self.answered.is_none();
+                        if was_silent || self.timeouts >= TIMEOUTS_MAX {
+                            self.give_up(&failure);
+                        }
+                    }
+                    Failure::Link(_) => {
+                        self.link_failed = true;
+                        self.give_up(&failure);
+                    }
+                    Failure::Exception(_) | Failure::BadReply(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Keeps the data of a reply.
+    fn take(&mut self, work: &Work, data: &[u8]) {
+        let base = self.bytes.len();
+        self.bytes.extend_from_slice(data);
+        let block = match work {
+            Work::Planned(index) => &self.plan[*index],
+            Work::Part(block, _) => block,
+        };
+        for index in &block.points {
+            let offset = usize::from(self.device.points[*index].address - block.start);
+            self.slots[*index] = if block.kind.is_bits() {
+                // The first bit is the least significant of the first byte (specification 6.1).
+                Slot::Bit(data[offset / 8] >> (offset % 8) & 1 == 1)
+            } else {
+                Slot::Registers(base + 2 * offset)
+            };
+        }
+        if !self.refusals.is_empty() {
+            // It can be read again: forget that it could not.
+            let refused = self.refusals.len();
+            self.refusals.retain(|r| !r.is_for(block));
+            if refused != self.refusals.len() {
+                self.replan = true;
+                let span = (block.kind, block.start, block.quantity);
+                self.holes
+                    .retain(|h| (h.kind, h.address, h.quantity) != span);
+            }
+        }
+    }
+
+    /// The device says that the block cannot be read: finds out which part of it.
+    fn refused(&mut self, work: &Work, exception: Exception, now: Instant) {
+        self.inconclusive(work);
+        let block = self.block(work).clone();
+        // 01 speaks of the function, not of addresses.
+        if exception.0 != 0x01
+            && let Some((left, right, between)) = split(&self.device, &block)
+        {
+            let parent = self.splits.len();
+            self.splits.push(Split {
+                between,
+                whole: true,
+            });
+            self.work.push(Work::Part(right, parent));
+            self.work.push(Work::Part(left, parent));
+            return;
+        }
+        self.fail(work, &Failure::Exception(exception));
+        if exception.0 != 0x01 {
+            let hole = Hole {
+                kind: block.kind,
+                address: block.start,
+                quantity: block.quantity,
+            };
+            self.learn(hole);
+        }
+        match self.refusals.iter_mut().find(|r| r.is_for(&block)) {
+            Some(refusal) => {
+                refusal.pause = refusal.pause.saturating_mul(2).min(REFUSED_PAUSE_MAX);
+                refusal.exception = exception;
+                refusal.due = now + refusal.pause;
+            }
+            None => self.refusals.push(Refusal {
+                block,
+                exception,
+                pause: REFUSED_PAUSE,
+                due: now + REFUSED_PAUSE,
+            }),
+        }
+    }
+
+    fn learn(&mut self, hole: Hole) {
+        if let Err(at) = self.holes.binary_search(&hole) {
+            self.holes.insert(at, hole);
+            self.replan = true;
+        }
+    }
+
+    /// A part that failed says nothing about what lies between it and its sibling.
+    fn inconclusive(&mut self, work: &Work) {
+        if let Work::Part(_, parent) = work {
+            self.splits[*parent].whole = false;
+        }
+    }
+
+    fn fail(&mut self, work: &Work, failure: &Failure) {
+        let block = match work {
+            Work::Planned(index) => &self.plan[*index],
+            Work::Part(block, _) => block,
+        };
+        let reason = failure.reason();
+        for point in &block.points {
+            self.slots[*point] = Slot::Failed(reason);
+        }
+        note(&mut self.error, block, failure);
+    }
+
+    /// Fails what is left of the cycle. The next one starts with another block, so that one which
+    /// is never answered does not hide the others.
+    fn give_up(&mut self, failure: &Failure) {
+        if matches!(failure, Failure::Timeout(_)) {
+            self.first = (self.first + 1) % self.plan.len().max(1);
+        }
+        while let Some(work) = self.work.pop() {
+            self.inconclusive(&work);
+            self.fail(&work, failure);
+        }
+    }
+
+    /// Ends the cycle: writes its row, learns from it and plans anew. `shared` says that others
+    /// wait for the link while a silent unit is asked.
+    pub(crate) fn finish(
+        &mut self,
+        rows: &mut TableBuilder,
+        now: Instant,
+        shared: bool,
+    ) -> Outcome {
+        self.demote(now, shared);
+        let learnt: Vec<Hole> = self
+            .splits
+            .drain(..)
+            .filter(|s| s.whole)
+            .map(|s| s.between)
+            .collect();
+        for hole in learnt {
+            self.learn(hole);
+        }
+        let outcome = if self.link_failed && self.answered.is_none() {
+            Outcome::NoLink
+        } else {
+            let arrived = self.answered.unwrap_or(now);
+            self.write(rows, arrived);
+            Outcome::Row(arrived)
+        };
+        if self.replan {
+            self.replan = false;
+            self.plan = plan_around(&self.device, &self.holes);
+            self.first = 0;
+            let plan = &self.plan;
+            self.refusals.retain(|r| plan.iter().any(|b| r.is_for(b)));
+        }
+        outcome
+    }
+
+    fn write(&mut self, rows: &mut TableBuilder, arrived: Instant) {
+        rows.begin();
+        for (column, slot) in self.slots.iter().enumerate() {
+            match *slot {
+                Slot::Failed(reason) => rows.fail(column, reason),
+                Slot::Bit(bit) => self.decoders[column].decode_bit(bit, column, rows),
+                Slot::Registers(at) => {
+                    let decoder = &self.decoders[column];
+                    let registers = &self.bytes[at..at + decoder.len()];
+                    decoder.decode(registers, column, rows, &mut self.scratch);
+                }
+            }
+        }
+        rows.end(arrived);
+    }
+
+    /// Decides when a unit that did not answer at all is asked again.
+    fn demote(&mut self, now: Instant, shared: bool) {
+        let asked = self.timeouts > 0;
+        if self.answered.is_some() || !shared {
+            (self.silent_cycles, self.probe) = (0, None);
+        } else if asked && !self.link_failed {
+            self.silent_cycles += 1;
+            if self.silent_cycles >= SILENT_CYCLES {
+                let first = self.device.timeout.duration().saturating_mul(SILENT_SHARE);
+                let longest = SILENT_PAUSE_MAX.max(first);
+                let pause = self
+                    .probe
+                    .map_or(first, |(_, pause)| pause.saturating_mul(2));
+                let pause = pause.min(longest);
+                self.probe = Some((now + pause, pause));
+            }
+        }
+    }
+
+    fn demoted(&self) -> String {
+        let pause = self.probe.map_or(Duration::ZERO, |(_, pause)| pause);
+        format!(
+            "unit {} does not answer; it is asked every {pause:?} until it does, so that the \
+             others on the link keep their rate",
+            self.device.unit_id
+        )
+    }
+}
+
+/// Remembers the first failure of a cycle in words.
+fn note(error: &mut Option<String>, block: &Block, failure: &dyn std::fmt::Display) {
+    if error.is_none() {
+        let mut text = format!("{} {}", block.kind.name(), block.start);
+        // Writing to a string cannot fail.
+        if block.quantity > 1 && write!(text, " to {}", block.end() - 1).is_err() {
+            text.push('…');
+        }
+        if write!(text, ": {failure}").is_err() {
+            text.push('…');
+        }
+        *error = Some(text);
+    }
+}
+
+#[cfg(test)]
+#[path = "scheduler_tests.rs"]
+mod tests;

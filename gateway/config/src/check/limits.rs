@@ -1,0 +1,216 @@
+//! Checks of the sections that are no lists, and of sinks.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::devices::Refused;
+use super::{Checker, path_of};
+use crate::code::Code;
+use crate::{Bytes, SinkDriver, Span};
+
+/// Bytes below which a store can hold nothing useful.
+const STORE_BYTES_MIN: Bytes = Bytes::from_mib(8);
+/// Bytes below which a sink's part of the store can hold nothing useful.
+const SINK_BYTES_MIN: Bytes = Bytes::new(64 << 10);
+/// Bytes below which no SQL runs.
+const MEMORY_MIN: Bytes = Bytes::from_mib(8);
+/// Entries of a queue at most: beyond, it is no bound.
+const QUEUE_MAX: u32 = 65_536;
+/// Longest time that rows may wait for their commit.
+const COMMIT_EVERY_MAX: Span = Span::from_secs(60);
+/// Longest time that an orderly stop may take: systemd kills after 90 s.
+const GRACE_MAX: Span = Span::from_secs(80);
+
+/// What the driver of a sink refuses: the one place where northbound drivers are asked.
+fn refused(driver: &SinkDriver) -> Vec<Refused> {
+    let one = |field: &str, message: &str, hint: &str| Refused {
+        field: field.to_owned(),
+        message: message.to_owned(),
+        hint: Some(hint.to_owned()),
+    };
+    match driver {
+        SinkDriver::Mqtt(sink) => sink
+            .problems()
+            .into_iter()
+            .map(|(field, m, h)| one(field, &m, &h))
+            .collect(),
+        SinkDriver::File(sink) => {
+            let mut found = Vec::new();
+            if sink.path.is_empty() || sink.path.ends_with('/') {
+                found.push(one("path", "this is no file's path", "name a file"));
+            }
+            if sink.rotate.is_empty() {
+                let message = "a new file for each record is not meant";
+                found.push(one("rotate", message, "write a size such as `16MiB`"));
+            }
+            found
+        }
+        SinkDriver::Stdout(_) => Vec::new(),
+    }
+}
+
+impl Checker<'_> {
+    pub(super) fn sections(&mut self) {
+        self.listen();
+        self.store();
+        let limits = &self.document.limits;
+        for (field, value) in [
+            ("table_queue", limits.table_queue),
+            ("stream_queue", limits.stream_queue),
+            ("store_queue", limits.store_queue),
+            ("deliver_rows", limits.deliver_rows),
+            ("refusals_max", limits.refusals_max),
+        ] {
+            if !(1..=QUEUE_MAX).contains(&value) {
+                let message = format!("`{field}` is {value}");
+                let hint = format!("write a number from 1 to {QUEUE_MAX}");
+                self.say(
+                    Code::LimitRange,
+                    &path_of("limits").then(field),
+                    message,
+                    Some(&hint),
+                );
+            }
+        }
+        if limits.memory < MEMORY_MIN {
+            let message = format!("no SQL runs in {} of memory", limits.memory);
+            let hint = format!("write {MEMORY_MIN} or more");
+            self.say(
+                Code::LimitRange,
+                &path_of("limits").then("memory"),
+                message,
+                Some(&hint),
+            );
+        }
+        let grace = self.document.gateway.shutdown_grace;
+        if grace.duration().is_zero() || grace > GRACE_MAX {
+            let message = format!("an orderly stop within {grace} is not possible");
+            let hint = format!("write a time from 1s to {GRACE_MAX}; systemd kills after 90s");
+            let path = path_of("gateway").then("shutdown_grace");
+            self.say(Code::SpanRange, &path, message, Some(&hint));
+        }
+    }
+
+    /// There is no login yet: only loopback addresses.
+    fn listen(&mut self) {
+        let path = path_of("web").then("listen");
+        let listen = &self.document.web.listen;
+        let hint = "write `127.0.0.1:8080` or `[::1]:8080`";
+        if let Ok(address) = listen.parse::<SocketAddr>() {
+            if !address.ip().is_loopback() {
+                let message =
+                    format!("{listen} can be reached from elsewhere, and there is no login yet");
+                let hint = format!("{hint}, and use an SSH tunnel from elsewhere");
+                self.say(Code::NotLoopback, &path, message, Some(&hint));
+            }
+            return;
+        }
+        let host = listen
+            .rsplit_once(':')
+            .map_or(listen.as_str(), |(host, _)| host);
+        let code = match host.parse::<IpAddr>() {
+            Ok(ip) if !ip.is_loopback() => Code::NotLoopback,
+            _ => Code::BadValue,
+        };
+        self.say(
+            code,
+            &path,
+            format!("`{listen}` is no IP address with a port"),
+            Some(hint),
+        );
+    }
+
+    fn store(&mut self) {
+        let store = &self.document.store;
+        let path = path_of("store");
+        if store.path.is_empty() {
+            let message = "the store needs a folder";
+            self.say(
+                Code::BadValue,
+                &path.then("path"),
+                message,
+                Some("name a folder"),
+            );
+        }
+        if store.commit_every.duration().is_zero() || store.commit_every > COMMIT_EVERY_MAX {
+            let message = format!("a commit every {} is not possible", store.commit_every);
+            let hint = format!(
+                "write a time up to {COMMIT_EVERY_MAX}; `sync: each` commits a stream's results at once"
+            );
+            self.say(
+                Code::SpanRange,
+                &path.then("commit_every"),
+                message,
+                Some(&hint),
+            );
+        }
+        let path = path.then("max_bytes");
+        if store.max_bytes < STORE_BYTES_MIN {
+            let message = format!("a store of {} holds nothing useful", store.max_bytes);
+            let hint = format!("write {STORE_BYTES_MIN} or more");
+            self.say(Code::StoreBounds, &path, message, Some(&hint));
+            return;
+        }
+        let all = self.document.sinks.iter().map(|s| s.store.max_bytes.get());
+        let all = Bytes::new(all.fold(0, u64::saturating_add));
+        if all > store.max_bytes {
+            let max = store.max_bytes;
+            let message =
+                format!("what may wait for all sinks, {all}, is more than the store's {max}");
+            let hint = "raise `store.max_bytes`, or lower the sinks' `store.max_bytes`";
+            self.say(Code::StoreBounds, &path, message, Some(hint));
+        }
+    }
+
+    pub(super) fn sinks(&mut self) {
+        for (index, sink) in self.document.sinks.iter().enumerate() {
+            if self.is_damaged("sinks", &sink.name) {
+                continue;
+            }
+            let path = path_of("sinks").then(index);
+            let driver = path.then("driver").then(sink.driver.kind());
+            for Refused {
+                field,
+                message,
+                hint,
+            } in refused(&sink.driver)
+            {
+                self.say(
+                    Code::DriverSetting,
+                    &driver.join(&field),
+                    message,
+                    hint.as_deref(),
+                );
+            }
+            let store = path.then("store");
+            if sink.store.max_bytes < SINK_BYTES_MIN {
+                let message = format!("{} hold no useful number of records", sink.store.max_bytes);
+                let hint = format!("write {SINK_BYTES_MIN} or more");
+                self.say(
+                    Code::StoreBounds,
+                    &store.then("max_bytes"),
+                    message,
+                    Some(&hint),
+                );
+            }
+            if sink.store.max_records == Some(0) {
+                let hint = "leave it out, or write 1 or more";
+                let message = "with no record that may wait, nothing is delivered";
+                self.say(
+                    Code::LimitRange,
+                    &store.then("max_records"),
+                    message,
+                    Some(hint),
+                );
+            }
+            if sink
+                .store
+                .max_age
+                .is_some_and(|age| age.duration().is_zero())
+            {
+                let hint = "leave it out, or write a time such as `14d`";
+                let message = "with 0s each record is dropped at once";
+                self.say(Code::SpanRange, &store.then("max_age"), message, Some(hint));
+            }
+        }
+    }
+}

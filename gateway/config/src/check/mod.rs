@@ -1,0 +1,244 @@
+//! What a document means: cross references, bounds, drivers, bus time, and SQL planned against
+//! the declared columns.
+//!
+//! One function for the file, the page and the cluster. No I/O, no side effects; the engine is
+//! behind [`SqlPlanner`]. An item that lost something while it was read is not blamed again.
+
+use std::collections::BTreeMap;
+
+use arrow_schema::SchemaRef;
+
+use crate::code::Code;
+use crate::path::Path;
+use crate::problem::{Problem, Problems};
+use crate::read::Loaded;
+use crate::similar::suggest;
+use crate::{Document, Name, Table};
+
+pub mod bus;
+mod cases;
+mod devices;
+mod limits;
+mod streams;
+
+/// A table as SQL is planned against it.
+#[derive(Debug, Clone)]
+pub struct PlannedTable<'a> {
+    /// The table's name.
+    pub name: &'a str,
+    /// All its columns.
+    pub schema: SchemaRef,
+}
+
+/// Plans SQL without running it: the border to the engine.
+pub trait SqlPlanner {
+    /// Plans one stream's SQL against its tables and gives the result's columns. `windowed` is
+    /// true where the SQL runs over windows rather than over each batch.
+    fn plan(
+        &self,
+        sql: &str,
+        tables: &[PlannedTable<'_>],
+        windowed: bool,
+    ) -> Result<SchemaRef, SqlProblem>;
+}
+
+/// Why SQL cannot be planned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SqlProblem {
+    /// What is wrong.
+    pub message: String,
+    /// Line and column in the SQL, both from 1, where they are known.
+    pub position: Option<(u32, u32)>,
+    /// What would be right.
+    pub hint: Option<String>,
+}
+
+/// Everything that is wrong or doubtful in a document, in the order of its files.
+pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
+    let document = &loaded.document;
+    let mut checker = Checker {
+        loaded,
+        document,
+        tables: document.tables(),
+        problems: Problems::new(),
+    };
+    checker.version();
+    checker.names();
+    checker.sections();
+    checker.devices();
+    checker.buses();
+    checker.sinks();
+    let results = checker.streams(planner);
+    checker.unused();
+    checker.cases(&results);
+    checker.problems.sorted()
+}
+
+/// The columns of each stream's result, by its index; those that could be planned.
+type Results = BTreeMap<usize, SchemaRef>;
+
+struct Checker<'a> {
+    loaded: &'a Loaded,
+    document: &'a Document,
+    tables: Vec<Table>,
+    problems: Problems,
+}
+
+impl<'a> Checker<'a> {
+    /// Notes a problem with the value at `path`.
+    fn say(&mut self, code: Code, path: &Path, message: impl Into<String>, hint: Option<&str>) {
+        let problem = self.loaded.spans.problem(code, path, message);
+        self.problems.push(Problem {
+            hint: hint.map(str::to_owned),
+            ..problem
+        });
+    }
+
+    /// True where an item lost something while it was read.
+    fn is_damaged(&self, section: &str, name: &Name) -> bool {
+        self.loaded
+            .damaged
+            .get(section)
+            .is_some_and(|names| names.contains(name.as_str()))
+    }
+
+    /// Notes a reference that leads nowhere. True where it leads somewhere.
+    fn refers(&mut self, what: &str, section: &str, name: &Name, path: &Path) -> bool {
+        let known = self.known(section);
+        if known.contains(&name.as_str()) || self.is_damaged(section, name) {
+            return true;
+        }
+        let hint = suggest(name.as_str(), &known)
+            .unwrap_or_else(|| format!("the document has no {what} yet"));
+        self.say(
+            Code::UnknownName,
+            path,
+            format!("there is no {what} `{name}`"),
+            Some(&hint),
+        );
+        false
+    }
+
+    /// The names of a section, or of all tables.
+    fn known(&self, section: &str) -> Vec<&str> {
+        if section == "tables" {
+            return self.tables.iter().map(|t| t.name.as_str()).collect();
+        }
+        self.section(section)
+            .into_iter()
+            .map(|(name, _)| name.as_str())
+            .collect()
+    }
+
+    fn section(&self, section: &str) -> Vec<(&'a Name, Path)> {
+        fn named<'a, T>(
+            section: &str,
+            items: &'a [T],
+            name: impl Fn(&'a T) -> &'a Name,
+        ) -> Vec<(&'a Name, Path)> {
+            let root = Path::default().then(section);
+            items
+                .iter()
+                .enumerate()
+                .map(|(i, item)| (name(item), root.then(i)))
+                .collect()
+        }
+        match section {
+            "links" => named(section, &self.document.links, |l| &l.name),
+            "devices" => named(section, &self.document.devices, |d| &d.name),
+            "streams" => named(section, &self.document.streams, |s| &s.name),
+            "sinks" => named(section, &self.document.sinks, |s| &s.name),
+            _ => Vec::new(),
+        }
+    }
+
+    fn version(&mut self) {
+        if self.document.version != 1 {
+            let message = format!("version {} is not known", self.document.version);
+            self.say(
+                Code::Version,
+                &path_of("version"),
+                message,
+                Some("write `version: 1`"),
+            );
+        }
+    }
+
+    /// A name stands once in its section; streams share SQL's names with tables.
+    fn names(&mut self) {
+        for section in ["links", "devices", "streams", "sinks"] {
+            let mut seen: BTreeMap<&str, Path> = BTreeMap::new();
+            for (name, path) in self.section(section) {
+                match seen.get(name.as_str()) {
+                    Some(first) => self.name_twice(name.as_str(), &path, first),
+                    None => {
+                        seen.insert(name.as_str(), path);
+                    }
+                }
+            }
+        }
+        for (name, path) in self.section("streams") {
+            let Some(table) = self.tables.iter().find(|t| t.name == name.as_str()) else {
+                continue;
+            };
+            let message = format!(
+                "the stream `{name}` is called like the table `{}`",
+                table.name
+            );
+            let hint = "streams and tables share the names of SQL: call it otherwise";
+            self.say(Code::NameTwice, &path.then("name"), message, Some(hint));
+        }
+        let mut seen: BTreeMap<&str, Path> = BTreeMap::new();
+        for (index, test) in self.document.tests.iter().enumerate() {
+            let path = path_of("tests").then(index);
+            match seen.get(test.name.as_str()) {
+                Some(first) => self.name_twice(&test.name, &path, first),
+                None => {
+                    seen.insert(&test.name, path);
+                }
+            }
+        }
+    }
+
+    fn name_twice(&mut self, name: &str, path: &Path, first: &Path) {
+        let hint = match self.loaded.spans.position(&first.then("name")) {
+            Some(at) => format!("the first one is at {}:{}", at.file, at.line),
+            None => format!("the first one is {first}"),
+        };
+        let message = format!("the name `{name}` stands twice");
+        self.say(Code::NameTwice, &path.then("name"), message, Some(&hint));
+    }
+
+    /// Warns about what nobody uses.
+    fn unused(&mut self) {
+        let used: Vec<&Name> = self
+            .document
+            .devices
+            .iter()
+            .filter_map(bus::link_of)
+            .collect();
+        for (name, path) in self.section("links") {
+            if !used.contains(&name) && self.loaded.damaged.is_empty() {
+                let message = format!("no device uses the link `{name}`");
+                self.say(Code::Unused, &path.then("name"), message, None);
+            }
+        }
+        let routed: Vec<&Name> = self
+            .document
+            .streams
+            .iter()
+            .flat_map(|s| s.to.iter().chain(s.late.iter().flat_map(|late| &late.to)))
+            .map(|route| &route.sink)
+            .collect();
+        for (name, path) in self.section("sinks") {
+            if !routed.contains(&name) && self.loaded.damaged.is_empty() {
+                let message = format!("no stream sends to the sink `{name}`");
+                self.say(Code::Unused, &path.then("name"), message, None);
+            }
+        }
+    }
+}
+
+fn path_of(section: &str) -> Path {
+    Path::default().then(section)
+}

@@ -1,0 +1,187 @@
+//! Checks of streams: where they read from and send to, their windows, and their SQL.
+
+use std::collections::BTreeSet;
+
+use super::{Checker, PlannedTable, Results, SqlPlanner, SqlProblem, path_of};
+use crate::code::Code;
+use crate::path::Path;
+use crate::problem::Problem;
+use crate::{Route, StreamSection, Window};
+
+impl Checker<'_> {
+    pub(super) fn streams(&mut self, planner: &dyn SqlPlanner) -> Results {
+        let mut results = Results::new();
+        for (index, stream) in self.document.streams.iter().enumerate() {
+            let path = path_of("streams").then(index);
+            let tables_known = self.from(stream, &path);
+            self.routes(&stream.to, &path.then("to"));
+            if let Some(late) = &stream.late {
+                self.late(stream, &late.to, &path.then("late"));
+            }
+            if self.is_damaged("streams", &stream.name) {
+                continue;
+            }
+            if stream.to.is_empty() {
+                let message = format!("the results of `{}` go nowhere", stream.name);
+                let hint = "name a sink: `to: [ { sink: … } ]`";
+                self.say(Code::NoSink, &path.then("to"), message, Some(hint));
+            }
+            self.window(stream, &path);
+            if !tables_known {
+                continue;
+            }
+            let tables: Vec<_> = self
+                .tables
+                .iter()
+                .filter(|t| stream.from.iter().any(|name| name.as_str() == t.name))
+                .map(|t| PlannedTable {
+                    name: &t.name,
+                    schema: t.columns.clone(),
+                })
+                .collect();
+            match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
+                Ok(schema) => {
+                    results.insert(index, schema);
+                }
+                Err(problem) => self.sql(&path.then("sql"), problem),
+            }
+        }
+        results
+    }
+
+    /// Checks the tables. False where SQL cannot be planned against them.
+    fn from(&mut self, stream: &StreamSection, path: &Path) -> bool {
+        let path = path.then("from");
+        if stream.from.is_empty() && !self.is_damaged("streams", &stream.name) {
+            let hint = "name the tables that the SQL reads";
+            self.say(Code::EmptyList, &path, "`from` names no table", Some(hint));
+            return false;
+        }
+        let mut usable = true;
+        let mut seen = BTreeSet::new();
+        for (index, table) in stream.from.iter().enumerate() {
+            let path = path.then(index);
+            usable &= !self.is_damaged("tables", table);
+            if !seen.insert(table) {
+                let message = format!("the table `{table}` stands twice in `from`");
+                self.say(
+                    Code::NameTwice,
+                    &path,
+                    message,
+                    Some("name each table once"),
+                );
+            }
+            usable &= self.reads(table, &path);
+        }
+        usable
+    }
+
+    /// Notes a table that is none; a device or a stream of that name is a common slip.
+    fn reads(&mut self, table: &crate::Name, path: &Path) -> bool {
+        let device = self.document.devices.iter().find(|d| d.name == *table);
+        let known = self.tables.iter().any(|t| t.name == table.as_str());
+        let hint = match device {
+            Some(device) if !known => {
+                format!(
+                    "the device `{table}` puts its rows into the table `{}`",
+                    device.table_name()
+                )
+            }
+            _ if !known && self.document.streams.iter().any(|s| s.name == *table) => {
+                "streams cannot read other streams yet".to_owned()
+            }
+            _ => return self.refers("table", "tables", table, path),
+        };
+        self.say(
+            Code::UnknownName,
+            path,
+            format!("there is no table `{table}`"),
+            Some(&hint),
+        );
+        false
+    }
+
+    fn routes(&mut self, routes: &[Route], path: &Path) {
+        let mut seen = BTreeSet::new();
+        for (index, route) in routes.iter().enumerate() {
+            let path = path.then(index).then("sink");
+            if !seen.insert(&route.sink) {
+                let message = format!("the sink `{}` stands twice", route.sink);
+                self.say(
+                    Code::NameTwice,
+                    &path,
+                    message,
+                    Some("each sink gets a result once"),
+                );
+            }
+            self.refers("sink", "sinks", &route.sink, &path);
+        }
+    }
+
+    fn late(&mut self, stream: &StreamSection, to: &[Route], path: &Path) {
+        self.routes(to, &path.then("to"));
+        if self.is_damaged("streams", &stream.name) {
+            return;
+        }
+        if to.is_empty() {
+            let hint = "name a sink, or leave `late` out: late rows are counted anyway";
+            self.say(
+                Code::EmptyList,
+                &path.then("to"),
+                "`late` names no sink",
+                Some(hint),
+            );
+        }
+        if stream.window.is_none() {
+            let message = format!("`{}` has no window, so no row is late", stream.name);
+            self.say(Code::WindowShape, path, message, Some("leave `late` out"));
+        }
+    }
+
+    fn window(&mut self, stream: &StreamSection, path: &Path) {
+        if stream.window.is_some() && stream.idle_after.duration().is_zero() {
+            let hint = "write how long a source may be silent, such as `5s`";
+            let message = "with 0s each source counts as silent at once";
+            self.say(
+                Code::SpanRange,
+                &path.then("idle_after"),
+                message,
+                Some(hint),
+            );
+        }
+        let Some(Window::Tumbling(tumbling)) = &stream.window else {
+            return;
+        };
+        let path = path.then("window").then("tumbling");
+        if tumbling.size.duration().is_zero() {
+            let hint = "write the length of a window, such as `10s`";
+            self.say(
+                Code::WindowShape,
+                &path.then("size"),
+                "a window of 0s holds nothing",
+                Some(hint),
+            );
+        } else if tumbling.offset >= tumbling.size {
+            let message = format!(
+                "the offset {} is not less than {}",
+                tumbling.offset, tumbling.size
+            );
+            let hint = "windows repeat after their size: a larger offset means a smaller one";
+            self.say(Code::WindowShape, &path.then("offset"), message, Some(hint));
+        }
+    }
+
+    fn sql(&mut self, path: &Path, problem: SqlProblem) {
+        let SqlProblem {
+            message,
+            position,
+            hint,
+        } = problem;
+        let spans = &self.loaded.spans;
+        let found = match position {
+            Some(inside) => spans.problem_inside(inside, Code::Sql, path, message),
+            None => spans.problem(Code::Sql, path, message),
+        };
+        self.problems.push(Problem { hint, ..found });
+    }
+}

@@ -1,0 +1,185 @@
+//! The whole document and the sections that are not lists.
+//!
+//! Each field has a default or is required, and one sentence that becomes part of the published
+//! schema. Nothing here reads or checks: see `read` and `check`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tidegate_drivers::types::{Bytes, Name, Span};
+
+use crate::{Device, Link, SinkSection, StreamSection, StreamTest};
+
+/// A Tidegate configuration.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Document {
+    /// Version of the document's form: 1.
+    #[schemars(range(min = 1, max = 1))]
+    pub version: u32,
+    /// What this gateway is called and where it stands.
+    pub gateway: Gateway,
+    /// Where rows and results are kept, and how much of them.
+    #[serde(default)]
+    pub store: StoreSection,
+    /// The status pages.
+    #[serde(default)]
+    pub web: Web,
+    /// Bounds of queues and memory.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Buses and connections that several devices may share.
+    #[serde(default)]
+    pub links: Vec<Link>,
+    /// Devices that are polled and feeds that are listened to; each is a SQL table.
+    #[serde(default)]
+    pub devices: Vec<Device>,
+    /// SQL over tables, with or without windows.
+    #[serde(default)]
+    pub streams: Vec<StreamSection>,
+    /// Where results go.
+    #[serde(default)]
+    pub sinks: Vec<SinkSection>,
+    /// Tests of streams on virtual time, run by `tidegate test`.
+    #[serde(default)]
+    pub tests: Vec<StreamTest>,
+}
+
+/// What this gateway is called and where it stands.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Gateway {
+    /// The gateway's name; part of record ids, default topics and client ids.
+    pub name: Name,
+    /// The plant's time zone by its IANA name, for people; all times are UTC.
+    #[serde(default)]
+    pub timezone: Option<String>,
+    /// Where the gateway stands, for people.
+    #[serde(default)]
+    pub location: Option<String>,
+    /// How long an orderly stop may take.
+    #[serde(default = "default_shutdown_grace")]
+    pub shutdown_grace: Span,
+}
+
+/// Where rows and results are kept, and how much of them.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StoreSection {
+    /// The store's folder; created where it is missing.
+    #[serde(default = "default_store_path")]
+    pub path: String,
+    /// Bytes that the store may hold in all.
+    #[serde(default = "default_store_max_bytes")]
+    pub max_bytes: Bytes,
+    /// How long accepted rows may wait for their commit: at most these are lost by a power cut.
+    #[serde(default = "default_commit_every")]
+    pub commit_every: Span,
+}
+
+impl Default for StoreSection {
+    fn default() -> Self {
+        Self {
+            path: default_store_path(),
+            max_bytes: default_store_max_bytes(),
+            commit_every: default_commit_every(),
+        }
+    }
+}
+
+/// The status pages.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Web {
+    /// Address and port to listen on; only loopback addresses until there is a login.
+    #[serde(default = "default_listen")]
+    pub listen: String,
+}
+
+impl Default for Web {
+    fn default() -> Self {
+        Self {
+            listen: default_listen(),
+        }
+    }
+}
+
+/// Bounds of queues and memory.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Memory for open windows and SQL of all streams together.
+    #[serde(default = "default_memory")]
+    pub memory: Bytes,
+    /// Batches that may wait between a device and its table.
+    #[serde(default = "default_table_queue")]
+    pub table_queue: u32,
+    /// Batches that may wait between a table and a stream.
+    #[serde(default = "default_stream_queue")]
+    pub stream_queue: u32,
+    /// Commits that may wait for the store.
+    #[serde(default = "default_store_queue")]
+    pub store_queue: u32,
+    /// Records that are handed to a sink at once.
+    #[serde(default = "default_deliver_rows")]
+    pub deliver_rows: u32,
+    /// Attempts before a record that a sink refuses is set aside as rejected.
+    #[serde(default = "default_refusals_max")]
+    pub refusals_max: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory: default_memory(),
+            table_queue: default_table_queue(),
+            stream_queue: default_stream_queue(),
+            store_queue: default_store_queue(),
+            deliver_rows: default_deliver_rows(),
+            refusals_max: default_refusals_max(),
+        }
+    }
+}
+
+fn default_shutdown_grace() -> Span {
+    Span::from_secs(5)
+}
+
+fn default_store_path() -> String {
+    "/var/lib/tidegate".to_owned()
+}
+
+fn default_store_max_bytes() -> Bytes {
+    Bytes::from_mib(512)
+}
+
+fn default_commit_every() -> Span {
+    Span::from_secs(1)
+}
+
+fn default_listen() -> String {
+    "127.0.0.1:8080".to_owned()
+}
+
+fn default_memory() -> Bytes {
+    Bytes::from_mib(128)
+}
+
+fn default_table_queue() -> u32 {
+    64
+}
+
+fn default_stream_queue() -> u32 {
+    64
+}
+
+fn default_store_queue() -> u32 {
+    256
+}
+
+fn default_deliver_rows() -> u32 {
+    1000
+}
+
+fn default_refusals_max() -> u32 {
+    3
+}

@@ -1,0 +1,119 @@
+//! Streams: SQL over tables, with or without a window, routed to sinks.
+//!
+//! What the words mean (event time, watermark, late) is the engine's affair; this is how they are
+//! said.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tidegate_drivers::types::{Name, Span};
+
+/// SQL over one or more tables.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StreamSection {
+    /// The stream's name; part of record ids and of default topics.
+    pub name: Name,
+    /// The tables that are read. A name with a hyphen needs double quotes in SQL: `FROM "a-b"`.
+    pub from: Vec<Name>,
+    /// Which rows are taken together; left out, the SQL is applied to each batch as it comes.
+    #[serde(default)]
+    pub window: Option<Window>,
+    /// How far behind the newest row another row may be and still count.
+    #[serde(default = "default_allowed_lateness")]
+    pub allowed_lateness: Span,
+    /// How long a source may be silent before it no longer holds back the windows.
+    #[serde(default = "default_idle_after")]
+    pub idle_after: Span,
+    /// Which time decides about windows; `time` in the SQL is that time.
+    #[serde(default)]
+    pub event_time: EventTime,
+    /// When results are made durable.
+    #[serde(default)]
+    pub sync: Sync,
+    /// One SELECT over the tables in `from`.
+    pub sql: String,
+    /// The sinks that results go to.
+    #[serde(default)]
+    pub to: Vec<Route>,
+    /// Where rows go that come too late for their window; left out, they are only counted.
+    #[serde(default)]
+    pub late: Option<LateRoute>,
+}
+
+/// Which rows are taken together.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Window {
+    /// Windows of one size, one after the other.
+    Tumbling(Tumbling),
+}
+
+impl Window {
+    /// The window's kind as it is written in the document.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Tumbling(_) => "tumbling",
+        }
+    }
+}
+
+/// Windows of one size, one after the other, aligned to 1970-01-01T00:00:00Z.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tumbling {
+    /// Length of each window; its start belongs to it, its end does not.
+    pub size: Span,
+    /// Moves all edges by so much; less than `size`.
+    #[serde(default = "default_offset")]
+    pub offset: Span,
+}
+
+/// Which time decides about windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EventTime {
+    /// The row's own time: when a device answered, or what a message says.
+    #[default]
+    Source,
+    /// The time at which the row came to the gateway.
+    Arrival,
+}
+
+/// When results are made durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Sync {
+    /// With the store's next commit, at most `store.commit_every` later.
+    #[default]
+    Interval,
+    /// At once, with a commit of their own: slower, and more wear of flash.
+    Each,
+}
+
+/// A sink that results go to.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Route {
+    /// The sink's name.
+    pub sink: Name,
+}
+
+/// Where late rows go.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LateRoute {
+    /// The sinks that late rows go to.
+    pub to: Vec<Route>,
+}
+
+fn default_allowed_lateness() -> Span {
+    Span::from_secs(0)
+}
+
+fn default_idle_after() -> Span {
+    Span::from_secs(5)
+}
+
+fn default_offset() -> Span {
+    Span::from_secs(0)
+}

@@ -1,0 +1,9 @@
+//! What the configuration promises, black box: text in, documents or problems out.
+
+mod bad_input_is_refused_with_its_place;
+mod every_driver_has_an_example;
+mod explains_what_a_document_amounts_to;
+mod folders_and_references;
+mod knows_no_engine_and_no_network;
+mod one_schema;
+mod stand_in;

@@ -1,0 +1,91 @@
+//! Stand-ins for what lies outside of this crate: the engine's planner and the environment.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use tidegate_config::{
+    Environment, Loaded, PlannedTable, Problems, SourceFile, SqlPlanner, SqlProblem, load_and_check,
+};
+
+/// Understands `SELECT a, b AS c FROM t`: enough to tell which columns come out. Refuses `SELEC`,
+/// at its place, and tables that it does not have.
+pub(crate) struct Planner;
+
+impl SqlPlanner for Planner {
+    fn plan(
+        &self,
+        sql: &str,
+        tables: &[PlannedTable<'_>],
+        _windowed: bool,
+    ) -> Result<SchemaRef, SqlProblem> {
+        for (line, text) in (1..).zip(sql.lines()) {
+            if let Some(at) = text.find("SELEC ") {
+                return Err(SqlProblem {
+                    message: "expected SELECT".to_owned(),
+                    position: Some((line, u32::try_from(at).unwrap() + 1)),
+                    hint: Some("write SELECT".to_owned()),
+                });
+            }
+        }
+        let table = tables.first().expect("a table");
+        assert!(
+            sql.contains(table.name),
+            "{sql} does not read {}",
+            table.name
+        );
+        let sql = sql.replace('\n', " ");
+        let columns = sql
+            .split("SELECT ")
+            .nth(1)
+            .and_then(|s| s.split(" FROM").next())
+            .unwrap();
+        let fields: Vec<_> = columns
+            .split(", ")
+            .map(|column| {
+                let name = column.rsplit(' ').next().unwrap().trim_matches('"');
+                let known = table
+                    .schema
+                    .field_with_name(name)
+                    .map(|f| f.data_type().clone());
+                Field::new(name, known.unwrap_or(DataType::Float64), true)
+            })
+            .collect();
+        Ok(Arc::new(Schema::new(fields)))
+    }
+}
+
+/// An environment that holds what a test says.
+#[derive(Default)]
+pub(crate) struct Fixed {
+    pub vars: BTreeMap<&'static str, &'static str>,
+    pub files: BTreeMap<&'static str, &'static str>,
+}
+
+impl Environment for Fixed {
+    fn var(&self, name: &str) -> Option<String> {
+        self.vars.get(name).map(|value| (*value).to_owned())
+    }
+
+    fn read(&self, path: &str) -> Result<String, String> {
+        let text = self.files.get(path).ok_or("cannot be read: no such file")?;
+        Ok((*text).to_owned())
+    }
+}
+
+pub(crate) fn source(name: &str, text: &str) -> SourceFile {
+    SourceFile {
+        name: name.to_owned(),
+        text: text.to_owned(),
+    }
+}
+
+/// Reads and checks one file without any environment.
+pub(crate) fn checked(text: &str) -> Result<(Loaded, Problems), Problems> {
+    load_and_check(&[source("t.yaml", text)], &Fixed::default(), &Planner)
+}
+
+/// The problems of one file, warnings among them.
+pub(crate) fn problems(text: &str) -> Problems {
+    checked(text).map_or_else(|problems| problems, |(_, warnings)| warnings)
+}

@@ -1,0 +1,197 @@
+//! Refuses SQL texts by their tokens, before any recursive code sees them.
+//!
+//! Promise: what passes is short and shallow enough for the parser, the planner and the evaluation
+//! of expressions to run on a thread with 2 MiB of stack, and names no function of the clock. It
+//! knows no grammar: it counts an upper bound of the depth that the syntax tree can have.
+
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::keywords::Keyword;
+use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Tokenizer, Word};
+
+use super::SqlError;
+
+/// Longest SQL text in bytes.
+pub(super) const TEXT_MAX: usize = 64 * 1024;
+/// Deepest nesting of parentheses and CASE.
+pub(super) const NESTED_MAX: usize = 50;
+/// Longest chain of operators, counted through all open parentheses.
+pub(super) const CHAIN_MAX: usize = 150;
+
+const CLOCK: [&str; 7] = [
+    "now",
+    "today",
+    "current_date",
+    "current_time",
+    "current_timestamp",
+    "localtime",
+    "localtimestamp",
+];
+
+/// Checks a text. `windowed` says whether `window_start()` and `window_end()` have a meaning.
+pub(super) fn check(sql: &str, windowed: bool) -> Result<(), SqlError> {
+    if sql.len() > TEXT_MAX {
+        let length = sql.len();
+        return Err(SqlError::new(format!(
+            "the SQL has {length} bytes; at most {TEXT_MAX}"
+        )));
+    }
+    let tokens = Tokenizer::new(&GenericDialect {}, sql)
+        .tokenize_with_location()
+        .map_err(|e| SqlError::new(e.message).at(e.location.line, e.location.column))?;
+    let tokens: Vec<TokenWithSpan> = tokens
+        .into_iter()
+        .filter(|t| !matches!(t.token, Token::Whitespace(_)))
+        .collect();
+    check_depth(&tokens)?;
+    for (at, token) in tokens.iter().enumerate() {
+        let Token::Word(word) = &token.token else {
+            continue;
+        };
+        let called = matches!(tokens.get(at + 1), Some(t) if t.token == Token::LParen);
+        if let Some(refusal) = refuse_word(word, called, windowed) {
+            return Err(refusal.at(token.span.start.line, token.span.start.column));
+        }
+    }
+    Ok(())
+}
+
+fn refuse_word(word: &Word, called: bool, windowed: bool) -> Option<SqlError> {
+    if word.quote_style.is_some() {
+        return None;
+    }
+    let name = word.value.to_ascii_lowercase();
+    let reserved = name.starts_with("current_") && word.keyword != Keyword::NoKeyword;
+    if CLOCK.contains(&name.as_str()) && (called || reserved) {
+        let hint = if windowed {
+            "use the column `time`, `window_start()` or `window_end()`: results must not depend on \
+             when they are computed"
+        } else {
+            "use the column `time`: results must not depend on when they are computed"
+        };
+        return Some(SqlError::new(format!("`{name}` is not available")).hint(hint));
+    }
+    if called && !windowed && (name == "window_start" || name == "window_end") {
+        return Some(
+            SqlError::new(format!("`{name}()` has no meaning without a window"))
+                .hint("add `window:` to the stream"),
+        );
+    }
+    None
+}
+
+/// One open parenthesis or CASE.
+#[derive(Default)]
+struct Level {
+    /// Operators since the last separator.
+    operators: usize,
+    /// Set operations and joins, which chain through the whole level.
+    clauses: usize,
+    case: bool,
+}
+
+fn check_depth(tokens: &[TokenWithSpan]) -> Result<(), SqlError> {
+    let mut levels = vec![Level::default()];
+    // Sum of the operators and clauses of all open levels.
+    let mut chain = 0;
+    for TokenWithSpan { token, span } in tokens {
+        let Some(level) = levels.last_mut() else {
+            break;
+        };
+        match token {
+            Token::LParen | Token::LBracket | Token::LBrace => levels.push(Level::default()),
+            Token::RParen | Token::RBracket | Token::RBrace => {
+                while let Some(closed) = levels.pop_if(|_| true) {
+                    chain -= closed.operators + closed.clauses;
+                    if !closed.case {
+                        break;
+                    }
+                }
+                if levels.is_empty() {
+                    // One parenthesis too many; the parser will say so.
+                    levels.push(Level::default());
+                }
+            }
+            Token::Comma => chain -= std::mem::take(&mut level.operators),
+            Token::Word(word) if word.quote_style.is_none() => match word.keyword {
+                Keyword::CASE => levels.push(Level {
+                    case: true,
+                    ..Level::default()
+                }),
+                Keyword::END if level.case => {
+                    chain -= level.operators + level.clauses;
+                    levels.pop();
+                }
+                keyword if separates(keyword) => chain -= std::mem::take(&mut level.operators),
+                Keyword::UNION | Keyword::INTERSECT | Keyword::EXCEPT | Keyword::JOIN => {
+                    level.clauses += 1;
+                    chain += 1;
+                }
+                keyword if operates(keyword) => {
+                    level.operators += 1;
+                    chain += 1;
+                }
+                _ => {}
+            },
+            Token::Word(_) | Token::Number(..) | Token::Period | Token::SemiColon => {}
+            token if is_text(token) => {}
+            _ => {
+                level.operators += 1;
+                chain += 1;
+            }
+        }
+        if levels.len() > NESTED_MAX || chain > CHAIN_MAX {
+            let what = if chain > CHAIN_MAX {
+                format!("more than {CHAIN_MAX} operators in one chain")
+            } else {
+                format!("more than {NESTED_MAX} levels of parentheses")
+            };
+            return Err(SqlError::new(what)
+                .at(span.start.line, span.start.column)
+                .hint("use IN (…), CASE or a CTE (WITH …)"));
+        }
+    }
+    Ok(())
+}
+
+fn is_text(token: &Token) -> bool {
+    matches!(
+        token,
+        Token::SingleQuotedString(_) | Token::DoubleQuotedString(_) | Token::HexStringLiteral(_)
+    )
+}
+
+fn separates(keyword: Keyword) -> bool {
+    matches!(
+        keyword,
+        Keyword::SELECT
+            | Keyword::FROM
+            | Keyword::WHERE
+            | Keyword::GROUP
+            | Keyword::HAVING
+            | Keyword::ORDER
+            | Keyword::LIMIT
+            | Keyword::ON
+            | Keyword::WHEN
+            | Keyword::THEN
+            | Keyword::ELSE
+    )
+}
+
+fn operates(keyword: Keyword) -> bool {
+    matches!(
+        keyword,
+        Keyword::AND
+            | Keyword::OR
+            | Keyword::XOR
+            | Keyword::NOT
+            | Keyword::IS
+            | Keyword::IN
+            | Keyword::LIKE
+            | Keyword::ILIKE
+            | Keyword::BETWEEN
+            | Keyword::DIV
+            | Keyword::COLLATE
+            | Keyword::AT
+            | Keyword::INTERVAL
+    )
+}

@@ -1,0 +1,317 @@
+//! SQL over named tables: refused early with a clear text, planned once, executed many times.
+//!
+//! Promise: a [`Query`] gives the same rows as a freshly planned one, whatever ran before it; a text
+//! that could touch files, the network, the clock or the stack is refused when it is planned.
+//! It knows nothing of watermarks, logs and sinks. How a window is computed is its secret.
+//! Source: design page "The engine", sections A stream and Execution; DataFusion 55.2.
+
+mod check;
+mod error;
+mod feed;
+mod guard;
+#[cfg(test)]
+mod refusals;
+#[cfg(test)]
+mod shapes;
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use arrow::record_batch::RecordBatch;
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::catalog::{
+    CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList,
+    MemorySchemaProvider, SchemaProvider,
+};
+use datafusion::execution::TaskContext;
+use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
+use datafusion::execution::memory_pool::GreedyMemoryPool;
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
+use datafusion::execution::{SessionStateDefaults, context::SQLOptions};
+use datafusion::logical_expr::{LogicalPlan, ScalarUDF};
+use datafusion::physical_plan::execution_plan::reset_plan_states;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, displayable};
+use datafusion::prelude::SessionConfig;
+use datafusion::sql::parser::Statement;
+use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
+use futures::TryStreamExt;
+
+pub use error::SqlError;
+
+use crate::functions::{self, BoundsCell};
+use crate::window::Bounds;
+use feed::Feed;
+
+/// A table that SQL may name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableSchema {
+    /// The name in SQL.
+    pub name: String,
+    /// The columns, in order: `time`, `device`, `quality`, `seq`, … and the points.
+    pub schema: SchemaRef,
+    /// The column that is event time: `time`, or `received_at` where arrival is taken for it. Its
+    /// type is `Timestamp(Microsecond, _)` and it has no nulls.
+    pub time_column: String,
+}
+
+/// Functions of the clock, which a plan that is kept would freeze.
+const CLOCK_FUNCTIONS: [&str; 3] = ["now", "current_date", "current_time"];
+
+/// Plans SQL. One per process: it holds the memory pool that all queries share.
+#[derive(Debug)]
+pub struct Sql {
+    runtime: Arc<RuntimeEnv>,
+    config: SessionConfig,
+    scalars: Vec<Arc<ScalarUDF>>,
+}
+
+impl Sql {
+    /// Makes a planner whose queries together may hold `memory_max` bytes in their operators
+    /// (groups, sorts, joins; not the rows given to them). Nothing is spilled to disk.
+    pub fn new(memory_max: usize) -> Result<Self, SqlError> {
+        let disk = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
+        let runtime = RuntimeEnvBuilder::new()
+            .with_memory_pool(Arc::new(GreedyMemoryPool::new(memory_max)))
+            .with_disk_manager_builder(disk)
+            .build_arc()?;
+        let mut scalars = SessionStateDefaults::default_scalar_functions();
+        scalars.retain(|f| !CLOCK_FUNCTIONS.contains(&f.name()));
+        Ok(Self {
+            runtime,
+            config: config(),
+            scalars,
+        })
+    }
+
+    /// Plans one SELECT over `tables`. `windowed` says whether it will run over windows; without
+    /// one, whatever needs more than one row is refused. Runs to its end on the calling thread,
+    /// which needs no runtime; takes some milliseconds.
+    pub fn plan(
+        &self,
+        sql: &str,
+        tables: &[TableSchema],
+        windowed: bool,
+    ) -> Result<Query, SqlError> {
+        guard::check(sql, windowed)?;
+        let cell = Arc::new(BoundsCell::default());
+        let feeds: Vec<Arc<Feed>> = tables
+            .iter()
+            .map(|table| Arc::new(Feed::new(Arc::clone(&table.schema))))
+            .collect();
+        let state = self.state(tables, &feeds, windowed.then_some(&cell))?;
+        let plan = futures::executor::block_on(Planned::new(&state, sql, tables, windowed))?;
+        Ok(Query {
+            windowed,
+            feeds,
+            cell,
+            context: state.task_ctx(),
+            plan,
+        })
+    }
+
+    fn state(
+        &self,
+        tables: &[TableSchema],
+        feeds: &[Arc<Feed>],
+        window: Option<&Arc<BoundsCell>>,
+    ) -> Result<SessionState, SqlError> {
+        let schema = MemorySchemaProvider::new();
+        for (table, feed) in tables.iter().zip(feeds) {
+            let provider = StreamingTable::try_new(Arc::clone(&table.schema), vec![feed.clone()])?;
+            if schema
+                .register_table(table.name.clone(), Arc::new(provider))?
+                .is_some()
+            {
+                return Err(SqlError::new(format!(
+                    "table `{}` is given twice",
+                    table.name
+                )));
+            }
+        }
+        let catalog = MemoryCatalogProvider::new();
+        catalog.register_schema("public", Arc::new(schema))?;
+        let catalogs = MemoryCatalogProviderList::new();
+        catalogs.register_catalog("datafusion".into(), Arc::new(catalog));
+
+        let mut scalars = self.scalars.clone();
+        scalars.extend(window.into_iter().flat_map(functions::window_functions));
+        let mut aggregates = SessionStateDefaults::default_aggregate_functions();
+        aggregates.extend(functions::aggregates());
+        Ok(SessionStateBuilder::new()
+            .with_config(self.config.clone())
+            .with_runtime_env(Arc::clone(&self.runtime))
+            .with_catalog_list(Arc::new(catalogs))
+            .with_expr_planners(SessionStateDefaults::default_expr_planners())
+            .with_scalar_functions(scalars)
+            .with_aggregate_functions(aggregates)
+            .with_window_functions(SessionStateDefaults::default_window_functions())
+            .build())
+    }
+}
+
+/// The settings that make a kept plan right. Each switch that is turned off would put something of
+/// one execution into the plan, or spread rows over partitions.
+fn config() -> SessionConfig {
+    let mut config = SessionConfig::new()
+        .with_target_partitions(1)
+        .with_information_schema(false)
+        .with_create_default_catalog_and_schema(false);
+    let options = config.options_mut();
+    options.optimizer.enable_dynamic_filter_pushdown = false;
+    options.optimizer.enable_join_dynamic_filter_pushdown = false;
+    options.optimizer.enable_topk_dynamic_filter_pushdown = false;
+    options.optimizer.enable_aggregate_dynamic_filter_pushdown = false;
+    options.optimizer.enable_topk_aggregation = false;
+    options.optimizer.enable_distinct_aggregation_soft_limit = false;
+    // The physical form keeps the subquery's value outside the operators that are reset.
+    options
+        .optimizer
+        .enable_physical_uncorrelated_scalar_subquery = false;
+    options.optimizer.enable_round_robin_repartition = false;
+    options.execution.collect_statistics = false;
+    options.execution.enable_recursive_ctes = false;
+    options.execution.planning_concurrency = 1;
+    // Reserved for merging spilled runs; nothing is spilled, and small pools must be able to sort.
+    options.execution.sort_spill_reservation_bytes = 0;
+    options.sql_parser.collect_spans = true;
+    options.sql_parser.map_string_types_to_utf8view = false;
+    config
+}
+
+#[derive(Debug)]
+struct Planned {
+    logical: LogicalPlan,
+    physical: Arc<dyn ExecutionPlan>,
+}
+
+impl Planned {
+    async fn new(
+        state: &SessionState,
+        sql: &str,
+        tables: &[TableSchema],
+        windowed: bool,
+    ) -> Result<Self, SqlError> {
+        let known = || {
+            let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
+            format!("tables of this stream: {}", names.join(", "))
+        };
+        let statement = state.sql_to_statement(sql, &state.config_options().sql_parser.dialect)?;
+        let Statement::Statement(inner) = &statement else {
+            return Err(check::not_a_select());
+        };
+        let SqlStatement::Query(_) = inner.as_ref() else {
+            return Err(check::not_a_select());
+        };
+        let plan = state.statement_to_plan(statement).await.map_err(|e| {
+            let error = SqlError::from(e);
+            let unknown = error.message.contains("table") && error.message.contains("not found");
+            if unknown { error.hint(known()) } else { error }
+        })?;
+        SQLOptions::new()
+            .with_allow_ddl(false)
+            .with_allow_dml(false)
+            .with_allow_statements(false)
+            .verify_plan(&plan)
+            .map_err(|_| check::not_a_select())?;
+        check::plan(&plan, windowed)
+            .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+        let logical = state.optimize(&plan)?;
+        let physical = state
+            .query_planner()
+            .create_physical_plan(&logical, state)
+            .await?;
+        Ok(Self {
+            logical,
+            physical: feed::in_order(physical)?,
+        })
+    }
+}
+
+/// A planned SELECT.
+#[derive(Debug)]
+pub struct Query {
+    windowed: bool,
+    feeds: Vec<Arc<Feed>>,
+    cell: Arc<BoundsCell>,
+    context: Arc<TaskContext>,
+    plan: Planned,
+}
+
+impl Query {
+    /// The columns of the result.
+    pub fn schema(&self) -> SchemaRef {
+        self.plan.physical.schema()
+    }
+
+    /// Whether it was planned to run over windows.
+    pub fn windowed(&self) -> bool {
+        self.windowed
+    }
+
+    /// How the query is computed and why, and its plans, as text for a person.
+    pub fn explain(&self) -> String {
+        let mode = if self.windowed {
+            "recompute: a window's rows are kept, and the whole plan runs over them when it closes"
+        } else {
+            "stateless: each row is filtered and shaped by itself, and nothing is kept"
+        };
+        format!(
+            "mode: {mode}\nlogical plan:\n{}\nphysical plan:\n{}",
+            self.plan.logical.display_indent(),
+            displayable(self.plan.physical.as_ref()).indent(false)
+        )
+    }
+
+    /// How often this query was planned since it was made: 1, however often it ran.
+    pub fn plans(&self) -> u64 {
+        1
+    }
+
+    /// Runs the query over `inputs`: for each table, in the order given to [`Sql::plan`], its rows.
+    /// `bounds` is what `window_start()` and `window_end()` return. The rows come in an order that
+    /// depends on the inputs alone. Needs a tokio runtime. After an error or a dropped future the
+    /// query can be run again.
+    pub async fn execute(
+        &mut self,
+        inputs: Vec<Vec<RecordBatch>>,
+        bounds: Option<Bounds>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        assert_eq!(
+            inputs.len(),
+            self.feeds.len(),
+            "rows for each table of the query"
+        );
+        assert_eq!(
+            bounds.is_some(),
+            self.windowed,
+            "bounds exactly where there is a window"
+        );
+        for (feed, rows) in self.feeds.iter().zip(inputs) {
+            feed.fill(rows);
+        }
+        if let Some(bounds) = bounds {
+            self.cell.set(bounds);
+        }
+        let result = self.run().await;
+        for feed in &self.feeds {
+            feed.fill(Vec::new());
+        }
+        result
+    }
+
+    /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
+    async fn run(&self) -> Result<Vec<RecordBatch>, SqlError> {
+        let plan = reset_plan_states(Arc::clone(&self.plan.physical))?;
+        let mut results = Vec::new();
+        for partition in 0..plan.output_partitioning().partition_count() {
+            let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
+            while let Some(batch) = stream.try_next().await? {
+                if batch.num_rows() > 0 {
+                    results.push(batch);
+                }
+            }
+        }
+        Ok(results)
+    }
+}

@@ -1,0 +1,333 @@
+//! What crosses the store's border: options, layout, commits, and what is read back.
+//!
+//! Nothing here knows how bytes lie on flash, so that the layout may change without its users.
+//! Times are microseconds since 1970 UTC; positions count rows.
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrow::record_batch::RecordBatch;
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+/// How a store is opened. The bounds have names because each of them is a setting.
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// The folder that holds the store's files; made (0700) where it is missing.
+    pub dir: PathBuf,
+    /// Payload that waits for [`Store::flush`](super::Store::flush) at most; more commits at once.
+    pub commit_bytes: usize,
+    /// Commits that may wait in the queue; [`Store::submit`](super::Store::submit) waits beyond it.
+    pub queue: usize,
+    /// Memory for cached pages.
+    pub cache_bytes: usize,
+    /// Encoded bytes of log, outbox and dead letters that the store holds at most; see
+    /// [`WhenFull`] for what gives way. The file itself carries free pages on top.
+    pub max_bytes: u64,
+    /// The gateway's name, kept in the file for whoever finds it.
+    pub gateway: String,
+    /// The epoch of a store that is made anew, if it is larger than any epoch known here: Unix
+    /// seconds. A store that exists keeps its own.
+    pub epoch_hint: u64,
+}
+
+impl StoreOptions {
+    /// The defaults for a store in `dir`: 256 KiB a commit, 256 commits in the queue, 8 MiB of
+    /// cache, 512 MiB on flash.
+    pub fn new(dir: impl Into<PathBuf>, gateway: impl Into<String>, epoch_hint: u64) -> Self {
+        StoreOptions {
+            dir: dir.into(),
+            commit_bytes: 256 << 10,
+            queue: 256,
+            cache_bytes: 8 << 20,
+            max_bytes: 512 << 20,
+            gateway: gateway.into(),
+            epoch_hint,
+        }
+    }
+}
+
+/// The tables and sinks of the running configuration. What the file holds beyond them is kept.
+#[derive(Debug, Clone, Default)]
+pub struct Layout {
+    /// Tables with a log.
+    pub tables: Vec<TableLayout>,
+    /// Sinks with an outbox.
+    pub sinks: Vec<SinkLayout>,
+}
+
+/// A table and who reads its log.
+#[derive(Debug, Clone)]
+pub struct TableLayout {
+    /// The table's name.
+    pub name: Arc<str>,
+    /// Streams that read it. A row stays in the log until each of them has committed a
+    /// `replay_from` beyond it; a stream without progress holds every row.
+    pub readers: Vec<Arc<str>>,
+}
+
+/// A sink and the bounds of its outbox.
+#[derive(Debug, Clone)]
+pub struct SinkLayout {
+    /// The sink's configured name, which is its identity.
+    pub name: Arc<str>,
+    /// Bytes of waiting rows at most; a row counts its body and 4 bytes.
+    pub max_bytes: u64,
+    /// Age at most, counted from `created`, applied by [`Store::expire`](super::Store::expire).
+    pub max_age_us: Option<i64>,
+    /// Waiting rows at most.
+    pub max_records: Option<u64>,
+    /// What gives way when a bound is reached.
+    pub when_full: WhenFull,
+}
+
+/// What gives way when an outbox, or the whole store, is full.
+///
+/// When the store reaches `max_bytes` the `DropOldest` sink that holds most loses its oldest rows;
+/// where no such sink holds any, new rows of `DropNewest` sinks are dropped, `Block` sinks make
+/// their submitters wait, and last the log that holds most loses its oldest rows. Drops are
+/// counted and durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// The oldest rows that were not delivered.
+    DropOldest,
+    /// The rows that were about to be stored.
+    DropNewest,
+    /// Nothing: [`Store::submit`](super::Store::submit) waits while the outbox is at its bound. It
+    /// admits a commit whenever there is any room, so the bound is passed by one commit at most.
+    Block,
+}
+
+/// What becomes durable together, or not at all.
+#[derive(Debug, Clone, Default)]
+pub struct Commit {
+    /// Somebody waits for the ticket: commit as soon as the previous commit has ended.
+    pub wait: bool,
+    /// Accepted rows, for the tables' logs.
+    pub rows: Vec<LogRows>,
+    /// Results, for the sinks' outboxes.
+    pub outbox: Vec<OutboxRows>,
+    /// How far the stream that produced the results has come.
+    pub progress: Option<StreamProgress>,
+}
+
+/// Accepted rows of one table.
+#[derive(Debug, Clone)]
+pub struct LogRows {
+    /// The table.
+    pub table: Arc<str>,
+    /// Log position of the first row: exactly [`Store::log_end`](super::Store::log_end).
+    pub position: u64,
+    /// The rows, with every column of the table.
+    pub batch: RecordBatch,
+}
+
+/// Encoded results of one stream for one sink.
+#[derive(Debug, Clone)]
+pub struct OutboxRows {
+    /// The sink.
+    pub sink: Arc<str>,
+    /// The stream.
+    pub stream: Arc<str>,
+    /// `seq` of the first body; the others follow without a hole.
+    pub first_seq: u64,
+    /// The window that the results belong to: start and end.
+    pub window: Option<(i64, i64)>,
+    /// When the results were made.
+    pub created: i64,
+    /// One encoded record per row.
+    pub bodies: Vec<Bytes>,
+}
+
+/// How far a stream has come, written together with what it produced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamProgress {
+    /// The stream.
+    pub stream: Arc<str>,
+    /// The stream's own state: watermarks, open panes, next `seq`.
+    pub state: Vec<u8>,
+    /// Per table: the first log position that was not processed.
+    pub processed: Vec<(Arc<str>, u64)>,
+    /// Per table: the first log position that is needed to rebuild the state.
+    pub replay_from: Vec<(Arc<str>, u64)>,
+}
+
+/// One record that waits for its sink.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutboxRow {
+    /// Its place in the sink's outbox: contiguous per sink, from 1.
+    pub position: u64,
+    /// The epoch it was produced in, part of its id.
+    pub epoch: u64,
+    /// The stream it came from.
+    pub stream: Arc<str>,
+    /// Its number in the stream.
+    pub seq: u64,
+    /// The encoded record.
+    pub body: Bytes,
+    /// The window it belongs to: start and end.
+    pub window: Option<(i64, i64)>,
+    /// When it was made.
+    pub created: i64,
+}
+
+/// A record that its sink refused for good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejected {
+    /// The record as it was.
+    pub row: OutboxRow,
+    /// What the far side said.
+    pub reason: String,
+}
+
+/// What waits for a sink, and what became of the rest. `delivered + dropped + rejected + lost +
+/// records` is what was ever put into the outbox, less rows refused by `DropNewest`, which only
+/// `dropped` counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Rows that wait.
+    pub records: u64,
+    /// Their bytes; a row counts its body and 4 bytes.
+    pub bytes: u64,
+    /// `created` of the oldest one.
+    pub oldest_created: Option<i64>,
+    /// Rows that the far side has taken.
+    pub delivered: u64,
+    /// Rows dropped by a bound. One that was under way may have arrived all the same.
+    pub dropped: u64,
+    /// Rows refused by the far side.
+    pub rejected: u64,
+    /// Rows that could not be read back.
+    pub lost: u64,
+}
+
+/// Figures of the store since it was opened, for status and metrics.
+#[derive(Debug, Clone, Default)]
+pub struct StoreStats {
+    /// Durable commits.
+    pub commits: u64,
+    /// Encoded bytes given to durable commits.
+    pub bytes_committed: u64,
+    /// Bytes that the store wrote to its file, headers and pages included.
+    pub bytes_written: u64,
+    /// Length of the file.
+    pub file_bytes: u64,
+    /// Encoded bytes of log, outbox and dead letters.
+    pub held_bytes: u64,
+    /// Stored records that failed their check.
+    pub corrupt_records: u64,
+    /// Rows that were in them, or missing without a trace.
+    pub corrupt_rows: u64,
+    /// Log rows dropped because the store was full.
+    pub log_rows_dropped: u64,
+    /// Commits that wait in the queue.
+    pub queue_len: usize,
+    /// Commits that may wait in the queue.
+    pub queue_capacity: usize,
+    /// Times that the file was opened again after an error.
+    pub reopened: u64,
+    /// The last error, for a person.
+    pub last_error: Option<String>,
+    /// Nothing will be stored any more: see [`Store::failed`](super::Store::failed).
+    pub failed: bool,
+}
+
+/// What opening a store found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// The store was made anew.
+    pub created: bool,
+    /// A file that could not be opened was moved here.
+    pub quarantined: Option<PathBuf>,
+    /// What was readable of a damaged file was carried over into a new one.
+    pub salvaged: bool,
+    /// Records that failed their check.
+    pub corrupt_records: u64,
+    /// Streams whose progress could not be read. The epoch has grown, so that no id repeats.
+    pub progress_lost: Vec<String>,
+    /// Sinks and tables that the file holds and the layout does not name; they are kept.
+    pub unclaimed: Vec<String>,
+}
+
+/// Why the store could not do what it was asked.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// Another process has the store: exit and let the supervisor try again.
+    #[error("{} is locked: another process uses this store", .path.display())]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The file cannot be opened and cannot be moved aside: a person must look.
+    #[error("{} cannot be read: {reason}", .path.display())]
+    Unreadable {
+        /// The file or folder.
+        path: PathBuf,
+        /// What stood in the way.
+        reason: String,
+    },
+    /// The file was written by a later version.
+    #[error("{} has format {found}; this version reads up to {known}", .path.display())]
+    NewerFormat {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The newest format known here.
+        known: u32,
+    },
+    /// An operation on the files failed while opening.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's word.
+        source: Arc<io::Error>,
+    },
+    /// Log rows do not continue their table's log: a fault of the caller.
+    #[error("rows of table {table} at position {position}, but its log ends at {expected}")]
+    Position {
+        /// The table.
+        table: Arc<str>,
+        /// The position that came.
+        position: u64,
+        /// The position that must come next.
+        expected: u64,
+    },
+    /// The layout knows no such sink or table.
+    #[error("the store knows no {0}")]
+    Unknown(String),
+    /// Rows have a column type that cannot be stored: a fault of the caller.
+    #[error("rows of table {table} cannot be stored: {reason}")]
+    Encoding {
+        /// The table.
+        table: Arc<str>,
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// The files failed again and again; nothing is stored any more. Exit for the supervisor.
+    #[error("the store has failed: {0}")]
+    Failed(String),
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+}
+
+/// Resolves when a commit is durable. Dropping it changes nothing.
+#[derive(Debug)]
+#[must_use = "a ticket that nobody awaits says that nobody cares whether the commit is durable"]
+pub struct Ticket(pub(super) oneshot::Receiver<Result<(), StoreError>>);
+
+impl Future for Ticket {
+    type Output = Result<(), StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0)
+            .poll(context)
+            .map(|answer| answer.unwrap_or(Err(StoreError::Closed)))
+    }
+}

@@ -1,0 +1,163 @@
+//! What goes into a stream and what comes out of it.
+
+use arrow::record_batch::RecordBatch;
+
+use crate::sql::{SqlError, TableSchema};
+use crate::window::{Bounds, Window};
+
+/// What a stream is, apart from its SQL. All spans in microseconds.
+#[derive(Debug, Clone)]
+pub struct StreamSpec {
+    /// The stream's name.
+    pub name: String,
+    /// The tables that it reads, in the order that the query was planned with.
+    pub tables: Vec<TableSchema>,
+    /// Sources that are known beforehand, as (index of the table, value of its `device` column).
+    /// They hold the watermark from the start until they are silent for `idle_after`.
+    pub sources: Vec<(usize, String)>,
+    /// The window, or `None` for SQL over each batch.
+    pub window: Option<Window>,
+    /// How long rows may come behind the newest one of their source.
+    pub allowed_lateness: i64,
+    /// After how long without a row a source no longer holds the watermark.
+    pub idle_after: i64,
+    /// How many bytes of rows open windows may hold.
+    pub memory_max: usize,
+}
+
+/// What happens to a stream.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// New rows of a table.
+    Rows {
+        /// Index of the table.
+        table: usize,
+        /// Log position of the batch's first row; the others follow without a gap.
+        position: u64,
+        /// The rows, in the table's schema.
+        batch: RecordBatch,
+    },
+    /// Rows that are read from the log again after [`Stream::restore`]. Those below
+    /// [`Progress::processed`] only refill windows that were open; the others are new. Windows do
+    /// not close until every table has been refilled, so the order of tables is free.
+    Replay {
+        /// Index of the table.
+        table: usize,
+        /// Log position of the batch's first row.
+        position: u64,
+        /// The rows, in the table's schema.
+        batch: RecordBatch,
+    },
+    /// The logs have been read to their ends. Needed only where a log may have lost rows that the
+    /// stream had processed; otherwise the stream sees it by itself.
+    Replayed,
+    /// Time has passed.
+    Tick,
+}
+
+/// What an event brought.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Results, in the order of their sequence numbers.
+    pub results: Vec<Output>,
+    /// Rows whose window was closed when they came, as they came.
+    pub late: Vec<LateRows>,
+    /// Windows or batches whose SQL failed. They are dropped and counted; the stream goes on.
+    pub failures: Vec<StreamError>,
+}
+
+/// Rows of one result.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// The rows, in the query's schema; at least one.
+    pub batch: RecordBatch,
+    /// The window, where there is one.
+    pub window: Option<Bounds>,
+    /// Sequence number of the first row; the others follow without a gap.
+    pub first_seq: u64,
+    /// `good` if all input rows were good, `bad` if all were bad, else `uncertain`.
+    pub quality: &'static str,
+}
+
+/// Rows that came after their window was closed.
+#[derive(Debug, Clone)]
+pub struct LateRows {
+    /// Index of the table.
+    pub table: usize,
+    /// The rows, in arrival order.
+    pub batch: RecordBatch,
+}
+
+/// What a restart needs, to be made durable together with the results that it accounts for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// Watermarks, sequence number and counts, for [`Stream::restore`].
+    pub state: Vec<u8>,
+    /// For each table the next log position to apply.
+    pub processed: Vec<u64>,
+    /// For each table the lowest log position that an open window still needs; equal to
+    /// `processed` where there is none. Rows below it may be forgotten.
+    pub replay_from: Vec<u64>,
+}
+
+/// The stream's ledger: `accepted = windowed + late + filtered + failed + dropped + open_rows`.
+/// Kept across restarts, apart from `plans`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Rows taken.
+    pub accepted: u64,
+    /// Rows in windows that were computed; without a window, rows that passed.
+    pub windowed: u64,
+    /// Rows whose window was closed when they came.
+    pub late: u64,
+    /// Without a window: rows that the SQL left out.
+    pub filtered: u64,
+    /// Rows of windows or batches whose SQL failed.
+    pub failed: u64,
+    /// Rows of open windows that a changed window definition left without a place.
+    pub dropped: u64,
+    /// Rows in open windows.
+    pub open_rows: u64,
+    /// Open windows.
+    pub open_windows: u64,
+    /// Bytes of the rows in open windows.
+    pub open_bytes: u64,
+    /// The stream's watermark; `None` before the first, and without a window.
+    pub watermark: Option<i64>,
+    /// Result rows.
+    pub results: u64,
+    /// How often the SQL was planned.
+    pub plans: u64,
+}
+
+/// Why a stream could not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// The SQL failed over one window or batch; its rows are dropped and counted. Only inside
+    /// [`Effects::failures`].
+    #[error("SQL failed{}: {error}", window.map_or(String::new(), |w| format!(" in window {}..{} µs", w.start, w.end)))]
+    Query {
+        /// The window; `None` for a batch of a stream without windows.
+        window: Option<Bounds>,
+        /// How many rows it held.
+        rows: u64,
+        /// What failed.
+        error: SqlError,
+    },
+    /// Open windows hold more than they may. The event was not applied and may be tried again;
+    /// `Tick` still works.
+    #[error("open windows hold {held} bytes of rows, more than the {max} that this stream may")]
+    Memory {
+        /// Bytes held.
+        held: usize,
+        /// Bytes allowed.
+        max: usize,
+    },
+    /// The caller broke the contract: a batch of another schema, a null time, a bad spec. Nothing
+    /// was applied.
+    #[error("{0}")]
+    Input(String),
+    /// The saved progress cannot be read.
+    #[error("saved progress of stream cannot be read: {0}")]
+    Progress(String),
+}

@@ -1,0 +1,523 @@
+//! One stream: rows in with their log positions, results out with their sequence numbers.
+//!
+//! Promise: each accepted row is in exactly one result per window, or counted as late, filtered or
+//! failed; the results do not depend on how rows were cut into batches nor on where a restart fell.
+//! Sans-I/O: it reads no log, writes no store and asks no clock; one task owns it.
+//! Source: design page "The engine", sections Event time and State and exactly once.
+
+mod border;
+mod progress;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use arrow::record_batch::RecordBatch;
+
+pub use border::{Counts, Effects, Event, LateRows, Output, Progress, StreamError, StreamSpec};
+
+use crate::sql::{Query, SqlError, TableSchema};
+use crate::watermark::Watermark;
+use crate::window::{Bounds, Window};
+use progress::Saved;
+use rows::{Columns, Mix, Open, OpenWindows};
+
+/// Runs of equal quality that a stateless batch is cut into, so that each row has its own quality;
+/// a batch with more runs is computed at once and is `uncertain`.
+const QUALITY_RUNS_MAX: usize = 16;
+
+/// Rows of one table on their way into the stream.
+#[derive(Debug)]
+struct Arrival {
+    table: usize,
+    position: u64,
+    columns: Columns,
+}
+
+impl Arrival {
+    /// Log position after the last row.
+    fn end(&self) -> u64 {
+        self.position.saturating_add(self.columns.len() as u64)
+    }
+
+    /// Index of the row with log position `position`, at most the number of rows.
+    fn row_at(&self, position: u64) -> usize {
+        let ahead = position.saturating_sub(self.position);
+        usize::try_from(ahead)
+            .unwrap_or(usize::MAX)
+            .min(self.columns.len())
+    }
+}
+
+/// What is still to be read again after a restart. New rows wait until it is done, so that the
+/// progress of before the restart stays true to its last byte.
+#[derive(Debug)]
+struct Refill {
+    /// Windows that end at or before this were closed before the restart.
+    closed: Option<i64>,
+    /// For each table: from where, and up to which position, rows refill.
+    from: Vec<u64>,
+    until: Vec<u64>,
+    done: Vec<bool>,
+    /// Rows that open windows held, and how many came back.
+    rows: u64,
+    refilled: u64,
+    waiting: Vec<Arrival>,
+    waiting_bytes: usize,
+}
+
+/// The state of one stream.
+#[derive(Debug)]
+pub struct Stream {
+    spec: StreamSpec,
+    query: Query,
+    watermark: Watermark,
+    open: OpenWindows,
+    refill: Option<Refill>,
+    processed: Vec<u64>,
+    next_seq: u64,
+    counts: Counts,
+}
+
+impl Stream {
+    /// Starts a stream that has no past. `now` in microseconds since 1970, UTC. Sequence numbers
+    /// start at 1. An error is [`StreamError::Input`].
+    pub fn new(spec: StreamSpec, query: Query, now: i64) -> Result<Self, StreamError> {
+        let input = |what: String| {
+            Err(StreamError::Input(format!(
+                "stream `{}`: {what}",
+                spec.name
+            )))
+        };
+        if let Some(Window::Tumbling { size, .. }) = spec.window
+            && size < 1
+        {
+            return input(format!("a window of {size} µs"));
+        }
+        if spec.allowed_lateness < 0 || spec.idle_after < 0 {
+            return input("a negative span".into());
+        }
+        if query.windowed() != spec.window.is_some() {
+            return input("the query was planned for another kind of stream".into());
+        }
+        for table in &spec.tables {
+            rows::time_column(table)?;
+        }
+        let tables = spec.tables.len();
+        let mut watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
+        for (table, device) in &spec.sources {
+            if *table >= tables {
+                return input(format!("source `{device}` belongs to no table"));
+            }
+            watermark.declare(*table, device, None, true);
+        }
+        Ok(Self {
+            watermark,
+            open: OpenWindows::new(tables),
+            refill: None,
+            processed: vec![0; tables],
+            next_seq: 1,
+            counts: Counts::default(),
+            spec,
+            query,
+        })
+    }
+
+    /// Starts a stream where `progress` ([`Progress::state`]) left it. The caller then reads each
+    /// table's log from [`Progress::replay_from`] and applies it as [`Event::Replay`].
+    ///
+    /// Tables are found by name; one that the progress does not know starts at position 0. Where
+    /// the window's definition has changed, rows of windows that were open are counted as dropped:
+    /// they were taken under the old one. Changed SQL runs over refilled windows.
+    pub fn restore(
+        spec: StreamSpec,
+        query: Query,
+        progress: &[u8],
+        now: i64,
+    ) -> Result<Self, StreamError> {
+        let saved = Saved::read(progress)?;
+        let mut stream = Self::new(spec, query, now)?;
+        let names: Vec<&str> = stream.spec.tables.iter().map(|t| t.name.as_str()).collect();
+        let index = |name: &str| names.iter().position(|known| *known == name);
+        let mut from = vec![0; names.len()];
+        for (name, processed, replay_from) in &saved.tables {
+            if let Some(table) = index(name) {
+                stream.processed[table] = *processed;
+                from[table] = *replay_from;
+            }
+        }
+        for (table, device, high) in &saved.sources {
+            if let Some(table) = index(&saved.tables[*table as usize].0) {
+                stream.watermark.declare(table, device, *high, false);
+            }
+        }
+        stream.watermark.resume(saved.watermark);
+        stream.next_seq = saved.next_seq;
+        stream.counts = saved.counts();
+        let until = stream.processed.clone();
+        stream.refill = Some(Refill {
+            closed: saved.watermark,
+            done: from
+                .iter()
+                .zip(&until)
+                .map(|(from, until)| from >= until)
+                .collect(),
+            from,
+            until,
+            rows: saved.open_rows,
+            refilled: 0,
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+        });
+        stream.end_refill(saved.fingerprint != fingerprint(&stream.spec));
+        Ok(stream)
+    }
+
+    /// Applies an event. `now` in microseconds since 1970, UTC. Runs SQL: belongs on a thread that
+    /// may compute.
+    ///
+    /// Not cancel safe: when the future is dropped, rows of the windows that it was closing are
+    /// lost; the stream must then be restored from the last durable progress. After `Err` the
+    /// event was not applied, but time has passed.
+    pub async fn apply(&mut self, event: Event, now: i64) -> Result<Effects, StreamError> {
+        let mut effects = Effects::default();
+        self.watermark.advance(now);
+        let waiting = match event {
+            Event::Rows {
+                table,
+                position,
+                batch,
+            }
+            | Event::Replay {
+                table,
+                position,
+                batch,
+            } => {
+                let arrival = Arrival {
+                    table,
+                    position,
+                    columns: self.admit(table, batch)?,
+                };
+                self.refill(arrival)?
+            }
+            Event::Replayed => self.end_refill(true),
+            Event::Tick => Vec::new(),
+        };
+        for arrival in waiting {
+            if self.spec.window.is_some() {
+                self.assign(&arrival, &mut effects)?;
+            } else {
+                self.pass(&arrival, &mut effects).await?;
+            }
+        }
+        self.close(&mut effects).await;
+        Ok(effects)
+    }
+
+    /// What to make durable with the effects of all events so far.
+    pub fn progress(&self) -> Progress {
+        let replay_from: Vec<u64> = (0..self.processed.len()).map(|t| self.needed(t)).collect();
+        let table = |((spec, processed), replay_from): ((&TableSchema, &u64), &u64)| {
+            (spec.name.clone(), *processed, *replay_from)
+        };
+        let tables = self
+            .spec
+            .tables
+            .iter()
+            .zip(&self.processed)
+            .zip(&replay_from)
+            .map(table);
+        let source = |source: &crate::watermark::Source| {
+            (
+                u32::try_from(source.table).unwrap_or(u32::MAX),
+                source.device.to_string(),
+                source.high,
+            )
+        };
+        let counts = self.counts();
+        let refill = self.refill.as_ref();
+        let saved = Saved {
+            fingerprint: fingerprint(&self.spec),
+            // Until the refill is done, windows that ended since then have not been closed.
+            watermark: refill.map_or(self.watermark.current(), |refill| refill.closed),
+            next_seq: self.next_seq,
+            accepted: counts.accepted,
+            windowed: counts.windowed,
+            late: counts.late,
+            filtered: counts.filtered,
+            failed: counts.failed,
+            dropped: counts.dropped,
+            results: counts.results,
+            open_rows: refill.map_or(counts.open_rows, |refill| refill.rows),
+            tables: tables.collect(),
+            sources: self.watermark.sources().iter().map(source).collect(),
+        };
+        Progress {
+            state: saved.write(),
+            processed: self.processed.clone(),
+            replay_from,
+        }
+    }
+
+    /// The ledger.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            open_rows: self.open.rows(),
+            open_windows: self.open.len() as u64,
+            open_bytes: self.open.bytes() as u64,
+            watermark: self.spec.window.and(self.watermark.current()),
+            plans: self.query.plans(),
+            ..self.counts
+        }
+    }
+
+    /// When a `Tick` could next change something, not before `now`; `None` where only rows can.
+    pub fn next_deadline(&self, now: i64) -> Option<i64> {
+        let first_end = self.open.first_end()?;
+        let idle = self.watermark.next_idle();
+        idle.or_else(|| self.watermark.clock_reaches(first_end))
+            .map(|at| at.max(now))
+    }
+
+    /// Lowest log position of a table that is still needed.
+    fn needed(&self, table: usize) -> u64 {
+        match &self.refill {
+            Some(refill) => refill.from[table],
+            None => self
+                .open
+                .first_position(table)
+                .unwrap_or(self.processed[table]),
+        }
+    }
+
+    /// Checks rows before anything changes.
+    fn admit(&self, table: usize, batch: RecordBatch) -> Result<Columns, StreamError> {
+        let held = self.open.bytes() + self.refill.as_ref().map_or(0, |r| r.waiting_bytes);
+        if held > self.spec.memory_max {
+            return Err(StreamError::Memory {
+                held,
+                max: self.spec.memory_max,
+            });
+        }
+        match self.spec.tables.get(table) {
+            Some(table) => Columns::new(table, batch),
+            None => Err(StreamError::Input(format!("there is no table {table}"))),
+        }
+    }
+
+    /// Puts rows from before the restart back into their windows. Gives back what is to be applied
+    /// as new: nothing until all tables are refilled.
+    fn refill(&mut self, arrival: Arrival) -> Result<Vec<Arrival>, StreamError> {
+        let (Some(refill), Some(window)) = (&mut self.refill, self.spec.window) else {
+            return Ok(vec![arrival]);
+        };
+        let table = arrival.table;
+        let mut windows: BTreeMap<Bounds, Vec<u32>> = BTreeMap::new();
+        let times = &arrival.columns.times()[..arrival.row_at(refill.until[table])];
+        for (row, &time) in (0_u32..).zip(times) {
+            let bounds = window.bounds_of(time);
+            if refill.closed.is_none_or(|closed| bounds.end > closed) {
+                windows.entry(bounds).or_default().push(row);
+            }
+        }
+        for (bounds, rows) in windows {
+            refill.refilled += rows.len() as u64;
+            self.open
+                .add(bounds, table, arrival.position, &arrival.columns, rows)?;
+        }
+        if arrival.end() >= refill.until[table] {
+            refill.done[table] = true;
+        }
+        if arrival.end() > refill.until[table] {
+            refill.waiting_bytes += arrival.columns.batch().get_array_memory_size();
+            refill.waiting.push(arrival);
+        }
+        Ok(self.end_refill(false))
+    }
+
+    /// Ends the refill if it is complete, or where there is no more to come, and gives back the
+    /// rows that waited for it. Rows that did not come back are dropped.
+    fn end_refill(&mut self, no_more: bool) -> Vec<Arrival> {
+        let complete = |refill: &mut Refill| no_more || refill.done.iter().all(|done| *done);
+        match self.refill.take_if(complete) {
+            None => Vec::new(),
+            Some(refill) => {
+                self.counts.dropped += refill.rows.saturating_sub(refill.refilled);
+                refill.waiting
+            }
+        }
+    }
+
+    /// Puts rows that were not applied before into their windows, one after the other: a row is
+    /// late if the rows before it have moved the watermark to the end of its window.
+    fn assign(&mut self, arrival: &Arrival, effects: &mut Effects) -> Result<(), StreamError> {
+        let Arrival {
+            table,
+            position,
+            columns,
+        } = arrival;
+        let Some(window) = self.spec.window else {
+            return Ok(());
+        };
+        let new = arrival.row_at(self.processed[*table]);
+        let mut windows: BTreeMap<Bounds, Vec<u32>> = BTreeMap::new();
+        let mut late: Vec<u32> = Vec::new();
+        let mut run: (Bounds, Vec<u32>) = (Bounds { start: 0, end: 0 }, Vec::new());
+        let mut source: Option<(&str, usize)> = None;
+        for (row, &time) in (0_u32..).zip(columns.times()).skip(new) {
+            let bounds = if run.0.start <= time && time < run.0.end {
+                run.0
+            } else {
+                window.bounds_of(time)
+            };
+            if self
+                .watermark
+                .current()
+                .is_some_and(|mark| bounds.end <= mark)
+            {
+                late.push(row);
+            } else {
+                if bounds != run.0 {
+                    let (bounds, rows) = std::mem::replace(&mut run, (bounds, Vec::new()));
+                    windows.entry(bounds).or_default().extend(rows);
+                }
+                run.1.push(row);
+            }
+            let device = columns.device(row as usize);
+            let at = match source {
+                Some((known, at)) if known == device => at,
+                _ => self.watermark.source(*table, device),
+            };
+            source = Some((device, at));
+            self.watermark.observe(at, time);
+        }
+        windows.entry(run.0).or_default().extend(run.1);
+        self.counts.accepted += (columns.len() - new) as u64;
+        self.counts.late += late.len() as u64;
+        self.processed[*table] = self.processed[*table].max(arrival.end());
+        for (bounds, rows) in windows {
+            self.open.add(bounds, *table, *position, columns, rows)?;
+        }
+        if !late.is_empty() {
+            effects.late.push(LateRows {
+                table: *table,
+                batch: columns.take(late)?,
+            });
+        }
+        Ok(())
+    }
+
+    /// Closes every window that the watermark has passed, in order of time.
+    async fn close(&mut self, effects: &mut Effects) {
+        if self.refill.is_some() {
+            return;
+        }
+        let Some(mark) = self.watermark.current() else {
+            return;
+        };
+        while let Some((bounds, open)) = self.open.close(mark) {
+            self.compute(bounds, open, effects).await;
+        }
+    }
+
+    async fn compute(&mut self, bounds: Bounds, open: Open, effects: &mut Effects) {
+        let (rows, quality) = (open.rows(), open.quality());
+        let result = match open.into_inputs(&self.spec.tables) {
+            Ok(inputs) => self.query.execute(inputs, Some(bounds)).await,
+            Err(error) => Err(SqlError::from(datafusion::error::DataFusionError::from(
+                error,
+            ))),
+        };
+        match result {
+            Ok(batches) => {
+                self.counts.windowed += rows;
+                self.number(batches, Some(bounds), quality, effects);
+            }
+            Err(error) => self.fail(Some(bounds), rows, error, effects),
+        }
+    }
+
+    /// Runs SQL without a window over rows that were not applied before.
+    async fn pass(&mut self, arrival: &Arrival, effects: &mut Effects) -> Result<(), StreamError> {
+        let Arrival { table, columns, .. } = arrival;
+        let new = arrival.row_at(self.processed[*table]);
+        self.counts.accepted += (columns.len() - new) as u64;
+        self.processed[*table] = self.processed[*table].max(arrival.end());
+        for (start, end, quality) in quality_runs(columns, new) {
+            let mut inputs = vec![Vec::new(); self.spec.tables.len()];
+            inputs[*table].push(columns.batch().slice(start, end - start));
+            let rows = (end - start) as u64;
+            match self.query.execute(inputs, None).await {
+                Ok(batches) => {
+                    let out: usize = batches.iter().map(RecordBatch::num_rows).sum();
+                    let passed = rows.min(out as u64);
+                    self.counts.windowed += passed;
+                    self.counts.filtered += rows - passed;
+                    self.number(batches, None, quality, effects);
+                }
+                Err(error) => self.fail(None, rows, error, effects),
+            }
+        }
+        Ok(())
+    }
+
+    fn number(
+        &mut self,
+        batches: Vec<RecordBatch>,
+        window: Option<Bounds>,
+        quality: &'static str,
+        effects: &mut Effects,
+    ) {
+        for batch in batches {
+            let rows = batch.num_rows() as u64;
+            let first_seq = self.next_seq;
+            self.next_seq += rows;
+            self.counts.results += rows;
+            effects.results.push(Output {
+                batch,
+                window,
+                first_seq,
+                quality,
+            });
+        }
+    }
+
+    fn fail(&mut self, window: Option<Bounds>, rows: u64, error: SqlError, effects: &mut Effects) {
+        self.counts.failed += rows;
+        effects.failures.push(StreamError::Query {
+            window,
+            rows,
+            error,
+        });
+    }
+}
+
+/// Cuts the rows from `first` on into runs of equal quality.
+fn quality_runs(columns: &Columns, first: usize) -> Vec<(usize, usize, &'static str)> {
+    let mut runs: Vec<(usize, usize, &'static str)> = Vec::new();
+    let mut mix = Mix::default();
+    for row in first..columns.len() {
+        let quality = columns.quality(row);
+        mix.add(quality);
+        match runs.last_mut() {
+            Some(run) if run.2 == quality => run.1 = row + 1,
+            _ => runs.push((row, row + 1, quality)),
+        }
+    }
+    if runs.len() > QUALITY_RUNS_MAX {
+        runs = vec![(first, columns.len(), mix.worst())];
+    }
+    runs
+}
+
+/// What must be the same for rows to find their windows again.
+fn fingerprint(spec: &StreamSpec) -> u32 {
+    let window = match spec.window {
+        None => "none".to_owned(),
+        Some(Window::Tumbling { size, offset }) => {
+            format!("tumbling {size} {}", offset.rem_euclid(size))
+        }
+    };
+    crc32fast::hash(window.as_bytes())
+}

@@ -1,0 +1,342 @@
+//! The rows of open windows, and a batch's columns as the stream reads them.
+//!
+//! Promise: rows of one table stay in arrival order until their window closes, then come sorted by
+//! event time, rows of equal time in arrival order. What they weigh is known in bytes. A window
+//! keeps whole batches as they are and copies parts of them, so that no window holds another's
+//! rows in memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::{Array, AsArray, StringArray, UInt32Array};
+use arrow::compute::{cast, concat_batches, take_record_batch};
+use arrow::datatypes::{DataType, TimeUnit, TimestampMicrosecondType};
+use arrow::error::ArrowError;
+use arrow::record_batch::RecordBatch;
+
+use super::StreamError;
+use crate::sql::TableSchema;
+use crate::window::Bounds;
+
+/// What an open window costs beside its rows, in bytes.
+const WINDOW_COST: usize = 256;
+/// Batches that are smaller than this on average are joined before SQL runs over them.
+const BATCH_ROWS: usize = 1024;
+
+/// The columns of a batch that the stream itself reads.
+#[derive(Debug)]
+pub(super) struct Columns {
+    batch: RecordBatch,
+    time: usize,
+    device: Option<StringArray>,
+    quality: Option<StringArray>,
+}
+
+impl Columns {
+    /// Checks `batch` against its table's schema.
+    pub(super) fn new(table: &TableSchema, batch: RecordBatch) -> Result<Self, StreamError> {
+        let input = |what: String| StreamError::Input(format!("table `{}`: {what}", table.name));
+        let same = |(a, b): (&Arc<_>, &Arc<_>)| {
+            let (a, b): (&arrow::datatypes::Field, &arrow::datatypes::Field) = (a, b);
+            a.name() == b.name() && a.data_type() == b.data_type()
+        };
+        let (ours, theirs) = (table.schema.fields(), batch.schema());
+        if ours.len() != theirs.fields().len() || !ours.iter().zip(theirs.fields()).all(same) {
+            return Err(input(format!(
+                "a batch has columns {theirs}, not those of its table"
+            )));
+        }
+        let time = time_column(table)?;
+        if batch.column(time).null_count() > 0 {
+            return Err(input(format!("column `{}` has nulls", table.time_column)));
+        }
+        let text = |name: &str| match batch.column_by_name(name) {
+            None => Ok(None),
+            Some(column) => match cast(column, &DataType::Utf8) {
+                Ok(column) => Ok(Some(column.as_string::<i32>().clone())),
+                Err(error) => Err(input(format!("column `{name}`: {error}"))),
+            },
+        };
+        let (device, quality) = (text("device")?, text("quality")?);
+        // One schema object for all rows of a table, whatever metadata came with the batch.
+        let rows = batch.num_rows();
+        let options = arrow::record_batch::RecordBatchOptions::new().with_row_count(Some(rows));
+        let batch = RecordBatch::try_new_with_options(
+            Arc::clone(&table.schema),
+            batch.columns().to_vec(),
+            &options,
+        )
+        .map_err(|error| input(error.to_string()))?;
+        Ok(Self {
+            batch,
+            time,
+            device,
+            quality,
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.batch.num_rows()
+    }
+
+    pub(super) fn batch(&self) -> &RecordBatch {
+        &self.batch
+    }
+
+    pub(super) fn times(&self) -> &[i64] {
+        self.batch
+            .column(self.time)
+            .as_primitive::<TimestampMicrosecondType>()
+            .values()
+    }
+
+    /// The source's name; empty where the table has no `device`.
+    pub(super) fn device(&self, row: usize) -> &str {
+        match &self.device {
+            Some(devices) if !devices.is_null(row) => devices.value(row),
+            _ => "",
+        }
+    }
+
+    /// The row's quality; good where the table has no such column.
+    pub(super) fn quality(&self, row: usize) -> &'static str {
+        match &self.quality {
+            None => "good",
+            Some(qualities) if qualities.is_null(row) => "uncertain",
+            Some(qualities) => match qualities.value(row) {
+                "good" => "good",
+                "bad" => "bad",
+                _ => "uncertain",
+            },
+        }
+    }
+
+    /// These rows, copied unless they are all.
+    pub(super) fn take(&self, rows: Vec<u32>) -> Result<RecordBatch, StreamError> {
+        if rows.len() == self.len() {
+            return Ok(self.batch.clone());
+        }
+        take_record_batch(&self.batch, &UInt32Array::from(rows))
+            .map_err(|error| StreamError::Input(error.to_string()))
+    }
+}
+
+/// Index of the event-time column.
+pub(super) fn time_column(table: &TableSchema) -> Result<usize, StreamError> {
+    match table.schema.column_with_name(&table.time_column) {
+        Some((at, field))
+            if matches!(
+                field.data_type(),
+                DataType::Timestamp(TimeUnit::Microsecond, _)
+            ) =>
+        {
+            Ok(at)
+        }
+        _ => Err(StreamError::Input(format!(
+            "table `{}` has no column `{}` of microsecond timestamps",
+            table.name, table.time_column
+        ))),
+    }
+}
+
+/// The quality of a result by what went into it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mix {
+    good: u64,
+    bad: u64,
+    rows: u64,
+}
+
+impl Mix {
+    pub(super) fn add(&mut self, quality: &'static str) {
+        self.rows += 1;
+        self.good += u64::from(quality == "good");
+        self.bad += u64::from(quality == "bad");
+    }
+
+    pub(super) fn worst(self) -> &'static str {
+        if self.good == self.rows {
+            "good"
+        } else if self.bad == self.rows {
+            "bad"
+        } else {
+            "uncertain"
+        }
+    }
+}
+
+/// The rows of one table in one window.
+#[derive(Debug, Clone, Default)]
+struct Part {
+    batches: Vec<RecordBatch>,
+    first_position: Option<u64>,
+}
+
+/// One open window.
+#[derive(Debug)]
+pub(super) struct Open {
+    parts: Vec<Part>,
+    mix: Mix,
+    bytes: usize,
+}
+
+impl Open {
+    pub(super) fn rows(&self) -> u64 {
+        self.mix.rows
+    }
+
+    pub(super) fn quality(&self) -> &'static str {
+        self.mix.worst()
+    }
+
+    /// For each table its rows in order of event time.
+    pub(super) fn into_inputs(
+        self,
+        tables: &[TableSchema],
+    ) -> Result<Vec<Vec<RecordBatch>>, ArrowError> {
+        let parts = self.parts.into_iter().zip(tables);
+        parts
+            .map(|(part, table)| in_time_order(part.batches, table))
+            .collect()
+    }
+}
+
+fn in_time_order(
+    batches: Vec<RecordBatch>,
+    table: &TableSchema,
+) -> Result<Vec<RecordBatch>, ArrowError> {
+    let Some((time, _)) = table.schema.column_with_name(&table.time_column) else {
+        return Ok(batches);
+    };
+    let times = |batch: &RecordBatch| {
+        batch
+            .column(time)
+            .as_primitive::<TimestampMicrosecondType>()
+            .values()
+            .clone()
+    };
+    let mut latest = i64::MIN;
+    let sorted = batches.iter().all(|batch| {
+        times(batch).iter().all(|&time| {
+            let rises = time >= latest;
+            latest = time;
+            rises
+        })
+    });
+    let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+    if sorted && (batches.len() <= 1 || rows / batches.len() >= BATCH_ROWS) {
+        return Ok(batches);
+    }
+    let joined = concat_batches(&table.schema, &batches)?;
+    if sorted {
+        return Ok(vec![joined]);
+    }
+    let times = times(&joined);
+    let too_many = |_| ArrowError::ComputeError("a window has more than 2^32 rows".into());
+    let mut order: Vec<u32> = (0..u32::try_from(joined.num_rows()).map_err(too_many)?).collect();
+    order.sort_by_key(|&row| times[row as usize]);
+    Ok(vec![take_record_batch(&joined, &UInt32Array::from(order))?])
+}
+
+/// All open windows of a stream.
+#[derive(Debug)]
+pub(super) struct OpenWindows {
+    tables: usize,
+    windows: BTreeMap<Bounds, Open>,
+    bytes: usize,
+    rows: u64,
+}
+
+impl OpenWindows {
+    pub(super) fn new(tables: usize) -> Self {
+        Self {
+            tables,
+            windows: BTreeMap::new(),
+            bytes: 0,
+            rows: 0,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.windows.len()
+    }
+
+    pub(super) fn first_end(&self) -> Option<i64> {
+        self.windows.keys().next().map(|bounds| bounds.end)
+    }
+
+    /// Lowest log position of a table that an open window holds.
+    pub(super) fn first_position(&self, table: usize) -> Option<u64> {
+        self.windows
+            .values()
+            .filter_map(|open| open.parts[table].first_position)
+            .min()
+    }
+
+    /// Puts rows of a table, whose first has log position `position`, into a window.
+    pub(super) fn add(
+        &mut self,
+        bounds: Bounds,
+        table: usize,
+        position: u64,
+        columns: &Columns,
+        rows: Vec<u32>,
+    ) -> Result<(), StreamError> {
+        let Some(&first) = rows.first() else {
+            return Ok(());
+        };
+        let open = self.windows.entry(bounds).or_insert_with(|| {
+            self.bytes += WINDOW_COST;
+            Open {
+                parts: vec![Part::default(); self.tables],
+                mix: Mix::default(),
+                bytes: WINDOW_COST,
+            }
+        });
+        for &row in &rows {
+            open.mix.add(columns.quality(row as usize));
+        }
+        self.rows += rows.len() as u64;
+        let batch = columns.take(rows)?;
+        let bytes = bytes_of(&batch);
+        open.bytes += bytes;
+        self.bytes += bytes;
+        let part = &mut open.parts[table];
+        let first = position + u64::from(first);
+        part.first_position = Some(part.first_position.map_or(first, |held| held.min(first)));
+        part.batches.push(batch);
+        Ok(())
+    }
+
+    /// Takes out the earliest window if it ends at or before `watermark`.
+    pub(super) fn close(&mut self, watermark: i64) -> Option<(Bounds, Open)> {
+        let entry = self.windows.first_entry()?;
+        if entry.key().end > watermark {
+            return None;
+        }
+        let (bounds, open) = entry.remove_entry();
+        self.bytes -= open.bytes;
+        self.rows -= open.mix.rows;
+        Some((bounds, open))
+    }
+}
+
+/// Bytes of the rows themselves: a batch from the log shares one buffer between its columns, which
+/// the size of the buffers would count once per column.
+fn bytes_of(batch: &RecordBatch) -> usize {
+    let sizes = batch.columns().iter().map(|column| {
+        column
+            .to_data()
+            .get_slice_memory_size()
+            .unwrap_or_else(|_| column.get_array_memory_size())
+    });
+    sizes.sum()
+}

@@ -1,0 +1,295 @@
+//! How far event time has come, by source and for the stream.
+//!
+//! Promise: a source's mark is the highest event time that it sent, the stream's watermark is the
+//! least mark of its active sources minus the allowed lateness, and it never goes back. A source
+//! that is silent for `idle_after` does not hold it; when all are, it follows the clock minus the
+//! lateness, so that the last windows close. It knows no rows, no windows and no clock: "now" is an
+//! argument, and a clock that is set back moves nothing but the waiting for idle sources.
+//! Source: design page "The engine", section Event time.
+
+use std::collections::HashMap;
+
+/// How many sources are remembered; beyond, idle ones that nobody declared are forgotten. An idle
+/// source does not hold the watermark, so forgetting it changes no window.
+pub const SOURCES_MAX: usize = 10_000;
+
+/// One source: a value of the `device` column of one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) table: usize,
+    pub(crate) device: Box<str>,
+    /// Highest event time, once there was one.
+    pub(crate) high: Option<i64>,
+    declared: bool,
+    active: bool,
+    last_seen: i64,
+}
+
+/// The watermark of a stream.
+#[derive(Debug)]
+pub(crate) struct Watermark {
+    lateness: i64,
+    idle_after: i64,
+    now: i64,
+    sources: Vec<Source>,
+    /// By table, then by device.
+    index: Vec<HashMap<Box<str>, usize>>,
+    /// Whether there ever was a source; with none, the clock is not followed.
+    known: bool,
+    /// Least mark of the active sources; `None` while there is none, or one without a mark.
+    low: Option<i64>,
+    /// How many active sources stand at `low`.
+    holders: usize,
+    current: Option<i64>,
+}
+
+impl Watermark {
+    pub(crate) fn new(tables: usize, lateness: i64, idle_after: i64, now: i64) -> Self {
+        Self {
+            lateness,
+            idle_after,
+            now,
+            sources: Vec::new(),
+            index: vec![HashMap::new(); tables],
+            known: false,
+            low: None,
+            holders: 0,
+            current: None,
+        }
+    }
+
+    /// Adds a source that is known beforehand, or gives it the mark that it had before a restart.
+    pub(crate) fn declare(&mut self, table: usize, device: &str, high: Option<i64>, keep: bool) {
+        let source = self.source(table, device);
+        let source = &mut self.sources[source];
+        source.high = source.high.max(high);
+        source.declared |= keep;
+        self.settle();
+    }
+
+    /// Takes over the watermark from before a restart.
+    pub(crate) fn resume(&mut self, watermark: Option<i64>) {
+        self.current = self.current.max(watermark);
+    }
+
+    pub(crate) fn current(&self) -> Option<i64> {
+        self.current
+    }
+
+    pub(crate) fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    /// Lets time pass: sources become idle, and the clock is followed when all are.
+    pub(crate) fn advance(&mut self, now: i64) {
+        if now < self.now {
+            let back = self.now.saturating_sub(now);
+            for source in &mut self.sources {
+                source.last_seen = source.last_seen.saturating_sub(back);
+            }
+        }
+        self.now = now;
+        let mut changed = false;
+        for source in &mut self.sources {
+            if source.active && now.saturating_sub(source.last_seen) >= self.idle_after {
+                source.active = false;
+                changed = true;
+            }
+        }
+        if self.sources.len() > SOURCES_MAX {
+            self.forget();
+        }
+        if changed {
+            self.settle();
+        }
+        if self.known && self.sources.iter().all(|source| !source.active) {
+            self.raise(now.saturating_sub(self.lateness));
+        }
+    }
+
+    /// Finds or adds the source of a row and notes that it lives.
+    pub(crate) fn source(&mut self, table: usize, device: &str) -> usize {
+        let at = match self.index[table].get(device) {
+            Some(&at) => at,
+            None => {
+                let at = self.sources.len();
+                self.index[table].insert(device.into(), at);
+                self.known = true;
+                self.sources.push(Source {
+                    table,
+                    device: device.into(),
+                    high: None,
+                    declared: false,
+                    active: false,
+                    last_seen: self.now,
+                });
+                at
+            }
+        };
+        let source = &mut self.sources[at];
+        source.last_seen = self.now;
+        if !source.active {
+            source.active = true;
+            self.settle();
+        }
+        at
+    }
+
+    /// A row of `source` at `time` has come.
+    pub(crate) fn observe(&mut self, source: usize, time: i64) {
+        let held = self.sources[source].high;
+        if held.is_some_and(|high| high >= time) {
+            return;
+        }
+        self.sources[source].high = Some(time);
+        if held.is_some() && held == self.low && self.holders > 1 {
+            self.holders -= 1;
+        } else if held.is_none() || held == self.low {
+            self.settle();
+        }
+    }
+
+    /// When time alone next changes the set of active sources.
+    pub(crate) fn next_idle(&self) -> Option<i64> {
+        let active = self.sources.iter().filter(|source| source.active);
+        active
+            .map(|source| source.last_seen.saturating_add(self.idle_after))
+            .min()
+    }
+
+    /// When the clock, followed because all sources are idle, brings the watermark to `time`.
+    pub(crate) fn clock_reaches(&self, time: i64) -> Option<i64> {
+        self.known.then(|| time.saturating_add(self.lateness))
+    }
+
+    fn settle(&mut self) {
+        self.low = None;
+        self.holders = 0;
+        for source in self.sources.iter().filter(|source| source.active) {
+            match (source.high, self.low) {
+                (None, _) => {
+                    self.low = None;
+                    self.holders = 0;
+                    return;
+                }
+                (Some(high), Some(low)) if high > low => {}
+                (Some(high), Some(low)) if high == low => self.holders += 1,
+                (Some(high), _) => {
+                    self.low = Some(high);
+                    self.holders = 1;
+                }
+            }
+        }
+        if let Some(low) = self.low {
+            self.raise(low.saturating_sub(self.lateness));
+        }
+    }
+
+    fn raise(&mut self, to: i64) {
+        self.current = self.current.max(Some(to));
+    }
+
+    fn forget(&mut self) {
+        self.sources
+            .retain(|source| source.declared || source.active);
+        self.index.iter_mut().for_each(HashMap::clear);
+        for (at, source) in self.sources.iter().enumerate() {
+            self.index[source.table].insert(source.device.clone(), at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(marks: &mut Watermark, device: &str, time: i64) -> Option<i64> {
+        let source = marks.source(0, device);
+        marks.observe(source, time);
+        marks.current()
+    }
+
+    #[test]
+    fn the_slowest_active_source_holds_it() {
+        let mut marks = Watermark::new(1, 2, 100, 1000);
+        for device in ["a", "b", "c"] {
+            marks.declare(0, device, None, true);
+        }
+        assert_eq!(seen(&mut marks, "a", 50), None);
+        assert_eq!(seen(&mut marks, "b", 10), None);
+        assert_eq!(seen(&mut marks, "c", 10), Some(8));
+        assert_eq!(seen(&mut marks, "b", 20), Some(8));
+        assert_eq!(seen(&mut marks, "c", 30), Some(18));
+        // Never back: not by an older row, not by a source that joins behind.
+        assert_eq!(seen(&mut marks, "b", 5), Some(18));
+        assert_eq!(seen(&mut marks, "d", 1), Some(18));
+        assert_eq!(seen(&mut marks, "d", 40), Some(18));
+        assert_eq!(seen(&mut marks, "b", 60), Some(28));
+    }
+
+    #[test]
+    fn an_idle_source_lets_go_and_the_clock_is_followed_when_all_are() {
+        let mut marks = Watermark::new(1, 2, 100, 1000);
+        marks.declare(0, "a", None, true);
+        marks.declare(0, "b", None, true);
+        seen(&mut marks, "a", 990);
+        marks.advance(1050);
+        seen(&mut marks, "a", 1040);
+        assert_eq!(marks.next_idle(), Some(1100));
+        marks.advance(1099);
+        assert_eq!(marks.current(), None);
+        marks.advance(1100);
+        assert_eq!(marks.current(), Some(1038), "b never spoke and is idle");
+        marks.advance(1149);
+        assert_eq!(marks.current(), Some(1038));
+        marks.advance(1150);
+        assert_eq!(marks.current(), Some(1148), "now - lateness");
+        assert_eq!(marks.next_idle(), None);
+        assert_eq!(marks.clock_reaches(1200), Some(1202));
+        // a wakes with an old stamp: nothing goes back, and it holds again.
+        assert_eq!(seen(&mut marks, "a", 1100), Some(1148));
+        marks.advance(1160);
+        assert_eq!(marks.current(), Some(1148));
+    }
+
+    #[test]
+    fn without_any_source_the_clock_means_nothing() {
+        let mut marks = Watermark::new(1, 0, 10, 0);
+        marks.advance(1_000_000);
+        assert_eq!(marks.current(), None);
+        assert_eq!(seen(&mut marks, "late riser", 5), Some(5));
+    }
+
+    #[test]
+    fn clock_steps_move_no_mark() {
+        let hour = 3_600_000_000;
+        let mut marks = Watermark::new(1, 0, 10_000_000, 2 * hour);
+        seen(&mut marks, "a", 2 * hour);
+        // Back by an hour: no mark moves, and the source is idle after its 10 s, not after 1 h 10 s.
+        marks.advance(hour);
+        assert_eq!(marks.current(), Some(2 * hour));
+        assert_eq!(marks.next_idle(), Some(hour + 10_000_000));
+        marks.advance(hour + 10_000_000);
+        assert_eq!(marks.next_idle(), None);
+        assert_eq!(marks.current(), Some(2 * hour), "now is behind the mark");
+        // From 1970 to 2039: the watermark follows once, and can go on.
+        let in_2039 = 2_177_452_800_000_000;
+        marks.advance(in_2039);
+        assert_eq!(marks.current(), Some(in_2039));
+        assert_eq!(seen(&mut marks, "a", in_2039 + 1), Some(in_2039 + 1));
+    }
+
+    #[test]
+    fn many_idle_sources_are_forgotten_and_hold_nothing() {
+        let mut marks = Watermark::new(1, 0, 10, 0);
+        marks.declare(0, "kept", None, true);
+        for device in 0..SOURCES_MAX {
+            seen(&mut marks, &device.to_string(), 1);
+        }
+        assert_eq!(marks.sources().len(), SOURCES_MAX + 1);
+        marks.advance(20);
+        assert_eq!(marks.sources().len(), 1);
+        assert_eq!(seen(&mut marks, "kept", 30), Some(30));
+        assert_eq!(seen(&mut marks, "17", 31), Some(30));
+    }
+}

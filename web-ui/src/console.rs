@@ -1,0 +1,444 @@
+//! The border between the routes and the running gateway.
+//!
+//! Promise: one plain tree, [`Status`], holds all that status and metrics show; it is asked for
+//! anew with each request, so it tells of the running parts and never of the file.
+//! Does not know: the engine, the drivers' I/O, any clock. Moments arrive as RFC 3339 text and ages
+//! as numbers, both made by the gateway.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// What the routes ask of the running gateway.
+pub trait Console: Send + Sync + 'static {
+    /// All parts as they are now. Called on the I/O runtime: must not block.
+    fn status(&self) -> Status;
+
+    /// Whether the streams do their work now. Called on the I/O runtime: must not block.
+    fn ready(&self) -> Readiness;
+}
+
+/// What the control socket may ask for in addition.
+pub trait Control: Send + Sync + 'static {
+    /// Starts an orderly stop, as SIGTERM does, and returns at once. May be called again.
+    fn stop(&self);
+}
+
+/// The gateway and all its parts.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Status {
+    /// The process.
+    pub gateway: GatewayStatus,
+    /// Warnings of the configuration that runs.
+    pub config_problems: Vec<ConfigProblem>,
+    /// One for each link of the configuration.
+    pub links: Vec<LinkStatus>,
+    /// One for each device of the configuration.
+    pub devices: Vec<DeviceStatus>,
+    /// One for each stream of the configuration.
+    pub streams: Vec<StreamStatus>,
+    /// One for each sink of the configuration.
+    pub sinks: Vec<SinkStatus>,
+    /// The store.
+    pub store: StoreStatus,
+    /// Where every row went, hop by hop.
+    pub ledger: Ledger,
+}
+
+/// The process.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct GatewayStatus {
+    /// `gateway.name` of the configuration.
+    pub name: String,
+    /// Version of the program.
+    pub version: String,
+    /// The store's epoch: part of each record id, grows when the store is created anew.
+    pub epoch: u64,
+    /// Boot id of the machine, where the system tells it.
+    pub boot_id: Option<String>,
+    /// When the process started, RFC 3339.
+    pub started: String,
+    /// Seconds since then, monotonic.
+    pub uptime_s: f64,
+}
+
+/// One problem of the configuration, as `tidegate check` shows it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ConfigProblem {
+    /// Stable code, such as `E0123`.
+    pub code: String,
+    /// `error` or `warning`.
+    pub severity: String,
+    /// Path in the document, such as `devices[0].driver`.
+    pub path: String,
+    /// `file:line:column`.
+    pub span: String,
+    /// What is wrong.
+    pub message: String,
+    /// What would be right.
+    pub hint: Option<String>,
+}
+
+/// Where a part stands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PartState {
+    /// Not tried yet, or trying.
+    #[default]
+    Connecting,
+    /// Connected, or in no need of a connection.
+    Up,
+    /// Lost or refused; tried again after its backoff.
+    Down,
+    /// Will not work until the configuration or the far side changes.
+    Failed,
+    /// Stopped on purpose.
+    Stopped,
+}
+
+impl PartState {
+    /// All states, in the order of their declaration.
+    pub const ALL: [Self; 5] = [
+        Self::Connecting,
+        Self::Up,
+        Self::Down,
+        Self::Failed,
+        Self::Stopped,
+    ];
+
+    /// The word in status and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Up => "up",
+            Self::Down => "down",
+            Self::Failed => "failed",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// One bus or connection that devices share.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct LinkStatus {
+    /// The link's name.
+    pub name: String,
+    /// Kind of bus, such as `tcp`.
+    pub driver: String,
+    /// Where it stands.
+    pub state: PartState,
+    /// Last error in words.
+    pub last_error: Option<String>,
+    /// Times the part was started anew after a panic or fault.
+    pub restarts: u64,
+    /// What the driver counted since the process started, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// One device or feed that is read.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct DeviceStatus {
+    /// The device's name.
+    pub name: String,
+    /// The SQL table that its rows go to.
+    pub table: String,
+    /// Kind of driver, such as `modbus`.
+    pub driver: String,
+    /// Where it stands.
+    pub state: PartState,
+    /// Last error in words.
+    pub last_error: Option<String>,
+    /// Times the part was started anew after a panic or fault.
+    pub restarts: u64,
+    /// Rows read since the process started, by quality.
+    pub rows: RowsByQuality,
+    /// Time of the last row, RFC 3339.
+    pub last_row: Option<String>,
+    /// Seconds since the last row, monotonic.
+    pub last_row_age_s: Option<f64>,
+    /// What the driver counted since the process started, by name.
+    pub counters: BTreeMap<String, u64>,
+    /// Address ranges that the device answered exception 02 for, now left out of merged requests.
+    pub learnt_holes: Vec<String>,
+}
+
+/// Rows by their quality.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct RowsByQuality {
+    /// All points read.
+    pub good: u64,
+    /// Some points read.
+    pub uncertain: u64,
+    /// No point read.
+    pub bad: u64,
+}
+
+/// One stream.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct StreamStatus {
+    /// The stream's name.
+    pub name: String,
+    /// Where it stands; `failed` where its query cannot run.
+    pub state: PartState,
+    /// How its query is computed, such as `stateless` or `recompute`.
+    pub mode: String,
+    /// Its window in words, such as `tumbling 10s`; none for a stateless stream.
+    pub window: Option<String>,
+    /// Rows that reached the stream.
+    pub accepted: u64,
+    /// Of these, rows that are in a closed window's result.
+    pub windowed: u64,
+    /// Of these, rows that came after their window had closed.
+    pub late: u64,
+    /// Of these, rows that a stateless query left out.
+    pub filtered: u64,
+    /// Of these, rows of windows or batches that the query failed on.
+    pub failed: u64,
+    /// Of these, rows of open windows that were given up, such as after a changed window.
+    pub dropped: u64,
+    /// Rows in windows that are still open.
+    pub open_rows: u64,
+    /// Windows that are still open.
+    pub open_windows: u64,
+    /// Output rows.
+    pub results: u64,
+    /// The watermark, RFC 3339; none before the first row.
+    pub watermark: Option<String>,
+    /// Seconds from the watermark to the gateway's clock.
+    pub watermark_lag_s: Option<f64>,
+    /// Windows or batches that the query failed on.
+    pub errors: u64,
+    /// Last error in words.
+    pub last_error: Option<String>,
+    /// Times the part was started anew after a panic or fault.
+    pub restarts: u64,
+    /// Times the SQL was planned; stays at one while a plan is reused.
+    pub plans: u64,
+    /// Batches that wait for the stream.
+    pub queue_len: u64,
+    /// Batches that may wait (`limits.stream_queue`).
+    pub queue_capacity: u64,
+}
+
+/// One sink.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct SinkStatus {
+    /// The sink's name.
+    pub name: String,
+    /// Kind of driver, such as `mqtt`.
+    pub driver: String,
+    /// Where it stands.
+    pub state: PartState,
+    /// Records that the far side has taken responsibility for.
+    pub delivered: u64,
+    /// Records in the store that are not delivered yet.
+    pub buffered_records: u64,
+    /// Their bytes.
+    pub buffered_bytes: u64,
+    /// The most bytes that may wait (`store.max_bytes` of the sink).
+    pub buffered_bytes_max: u64,
+    /// Age of the oldest of them in seconds.
+    pub oldest_age_s: Option<f64>,
+    /// Records given up because a bound was reached, by reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// Records that the far side refused and that are kept as dead letters.
+    pub rejected: u64,
+    /// Last error in words.
+    pub last_error: Option<String>,
+    /// Times the part was started anew after a panic or fault.
+    pub restarts: u64,
+    /// What the driver counted since the process started, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// The store.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct StoreStatus {
+    /// Durable commits since the process started.
+    pub commits: u64,
+    /// Size of the store's file.
+    pub file_bytes: u64,
+    /// Bound of the store (`store.max_bytes`).
+    pub file_bytes_max: u64,
+    /// Bytes of the values committed since the process started.
+    pub bytes_committed: u64,
+    /// Records whose checksum was wrong and that were passed over.
+    pub corrupt_records: u64,
+    /// Commits that wait.
+    pub queue_len: u64,
+    /// Commits that may wait (`limits.store_queue`).
+    pub queue_capacity: u64,
+    /// Last error in words.
+    pub last_error: Option<String>,
+}
+
+/// Where every row went: at each hop the parts add up to the whole.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Ledger {
+    /// From device to store: read = accepted + refused.
+    pub sources: Vec<SourceHop>,
+    /// From store to result: accepted = windowed + late + filtered + failed +
+    /// dropped + open.
+    pub streams: Vec<StreamHop>,
+    /// From result to the far side: results = delivered + buffered + dropped + rejected.
+    pub sinks: Vec<SinkHop>,
+}
+
+/// The hop from a device to the store.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct SourceHop {
+    /// The device's name.
+    pub device: String,
+    /// Rows that the driver read.
+    pub read: u64,
+    /// Rows that the store took.
+    pub accepted: u64,
+    /// Rows that were not taken, by reason.
+    pub refused: BTreeMap<String, u64>,
+}
+
+/// The hop through a stream.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct StreamHop {
+    /// The stream's name.
+    pub stream: String,
+    /// Rows that reached the stream.
+    pub accepted: u64,
+    /// Rows in results of closed windows, or passed by a stateless query.
+    pub windowed: u64,
+    /// Rows that came after their window had closed.
+    pub late: u64,
+    /// Rows that a stateless query left out.
+    pub filtered: u64,
+    /// Rows of windows or batches that the query failed on.
+    pub failed: u64,
+    /// Rows of open windows that were given up.
+    pub dropped: u64,
+    /// Rows in windows that are still open.
+    pub open: u64,
+}
+
+/// The hop from the outbox to the far side.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct SinkHop {
+    /// The sink's name.
+    pub sink: String,
+    /// Records put into the sink's outbox.
+    pub results: u64,
+    /// Records that the far side has taken responsibility for.
+    pub delivered: u64,
+    /// Records that wait.
+    pub buffered: u64,
+    /// Records given up, by reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// Records that the far side refused, kept as dead letters.
+    pub rejected: u64,
+}
+
+impl SourceHop {
+    /// Rows that no part of the hop accounts for: 0 unless something counts wrongly.
+    pub fn unaccounted(&self) -> i128 {
+        i128::from(self.read) - i128::from(self.accepted) - sum(&self.refused)
+    }
+}
+
+impl StreamHop {
+    /// Rows that no part of the hop accounts for: 0 unless something counts wrongly.
+    pub fn unaccounted(&self) -> i128 {
+        let parts = [
+            self.windowed,
+            self.late,
+            self.filtered,
+            self.failed,
+            self.dropped,
+            self.open,
+        ];
+        i128::from(self.accepted) - parts.into_iter().map(i128::from).sum::<i128>()
+    }
+}
+
+impl SinkHop {
+    /// Records that no part of the hop accounts for: 0 unless something counts wrongly.
+    pub fn unaccounted(&self) -> i128 {
+        let parts = [self.delivered, self.buffered, self.rejected];
+        i128::from(self.results)
+            - parts.into_iter().map(i128::from).sum::<i128>()
+            - sum(&self.dropped)
+    }
+}
+
+fn sum(by_reason: &BTreeMap<String, u64>) -> i128 {
+    by_reason.values().copied().map(i128::from).sum()
+}
+
+/// Whether the streams do their work.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Readiness {
+    /// What keeps the gateway from being ready; ready where empty.
+    pub reasons: Vec<Reason>,
+}
+
+impl Readiness {
+    /// True where nothing is in the way.
+    pub fn is_ready(&self) -> bool {
+        self.reasons.is_empty()
+    }
+}
+
+/// One part that is in the way.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    /// The part, such as `stream energy_10s`.
+    pub part: String,
+    /// What is wrong with it, in words.
+    pub reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hop_that_adds_up_leaves_nothing_unaccounted() {
+        let refused = BTreeMap::from([("future".to_owned(), 2), ("queue_full".to_owned(), 1)]);
+        let source = SourceHop {
+            device: "m".into(),
+            read: 10,
+            accepted: 7,
+            refused,
+        };
+        assert_eq!(source.unaccounted(), 0);
+        let short = SourceHop {
+            accepted: 5,
+            ..source.clone()
+        };
+        assert_eq!(short.unaccounted(), 2);
+        let twice = SourceHop {
+            accepted: 8,
+            ..source
+        };
+        assert_eq!(twice.unaccounted(), -1);
+
+        let stream = StreamHop {
+            stream: "s".into(),
+            accepted: 10,
+            windowed: 4,
+            late: 3,
+            filtered: 1,
+            failed: 1,
+            dropped: 0,
+            open: 1,
+        };
+        assert_eq!(stream.unaccounted(), 0);
+
+        let sink = SinkHop {
+            sink: "k".into(),
+            results: 10,
+            delivered: 5,
+            buffered: 2,
+            dropped: BTreeMap::from([("max_bytes".to_owned(), 2)]),
+            rejected: 1,
+        };
+        assert_eq!(sink.unaccounted(), 0);
+    }
+}
