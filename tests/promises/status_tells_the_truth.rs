@@ -103,7 +103,6 @@ fn every_hop_adds_up() {
         ("devices", "source", "up"),
         ("streams", "windows", "up"),
         ("sinks", "disk", "up"),
-        ("sinks", "nobody", "down"),
     ] {
         assert_eq!(
             part(&status, section, name)["state"],
@@ -112,6 +111,7 @@ fn every_hop_adds_up() {
         );
     }
     let nobody = part(&status, "sinks", "nobody");
+    assert_ne!(nobody["state"], "up", "{nobody:#}");
     assert_eq!(nobody["buffered_records"], 20, "{nobody:#}");
     // Half of the numbers pass the filter.
     let even = part(&status["ledger"], "streams", "even");

@@ -111,6 +111,15 @@ fn publish(broker: u16, ended: &AtomicBool) -> Vec<i64> {
     times
 }
 
+/// Ends the publisher, also where the test fails: else the test would wait for it for ever.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Starts the gateway and kills it, again and again.
 fn kill_often(scratch: &Scratch, config: &str) {
     let seed = setting(
@@ -213,9 +222,10 @@ fn nothing_accepted_is_lost_or_altered() {
     let ended = AtomicBool::new(false);
     let times = std::thread::scope(|scope| {
         let publisher = scope.spawn(|| publish(broker.port, &ended));
+        let ending = Ending(&ended);
         gateway.kill();
         kill_often(&scratch, &config);
-        ended.store(true, Ordering::SeqCst);
+        drop(ending);
         publisher.join().expect("the publisher")
     });
 
