@@ -1,0 +1,126 @@
+//! A TCP proxy between the gateway and a broker that is open only while somebody listens behind it.
+//!
+//! A broker that was started anew has forgotten its subscriptions: what is published before the
+//! subscriber is back would be lost by the broker, not by the gateway. While the gate is closed,
+//! connections are refused, as where no program listens.
+
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::free_port;
+
+/// The gate; closed at first.
+pub(crate) struct Gate {
+    /// Where the gateway connects to.
+    pub(crate) port: u16,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    open: AtomicBool,
+    ended: AtomicBool,
+    connections: Mutex<Vec<TcpStream>>,
+}
+
+impl Gate {
+    /// A closed gate before `target`, a port of loopback.
+    pub(crate) fn new(target: u16) -> Self {
+        let port = free_port();
+        let shared = Arc::new(Shared {
+            open: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            connections: Mutex::default(),
+        });
+        let ours = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || ours.serve(port, target));
+        Self {
+            port,
+            shared,
+            thread: Some(thread),
+        }
+    }
+
+    /// Lets connections through.
+    pub(crate) fn open(&self) {
+        self.shared.open.store(true, Ordering::SeqCst);
+    }
+
+    /// Cuts all connections and refuses new ones.
+    pub(crate) fn close(&self) {
+        self.shared.open.store(false, Ordering::SeqCst);
+        self.shared.cut();
+    }
+
+    /// Whether connections are let through.
+    pub(crate) fn is_open(&self) -> bool {
+        self.shared.open.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::SeqCst);
+        self.close();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the gate's thread");
+        }
+    }
+}
+
+impl Shared {
+    fn serve(&self, port: u16, target: u16) {
+        let mut listener = None;
+        while !self.ended.load(Ordering::SeqCst) {
+            if !self.open.load(Ordering::SeqCst) {
+                listener = None;
+            } else if listener.is_none() {
+                let bound = TcpListener::bind(("127.0.0.1", port)).expect("the gate's port");
+                bound.set_nonblocking(true).expect("a socket option");
+                listener = Some(bound);
+            }
+            match listener.as_ref().map(TcpListener::accept) {
+                Some(Ok((near, _))) => self.connect(&near, target),
+                _ => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    fn connect(&self, near: &TcpStream, target: u16) {
+        let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else {
+            return;
+        };
+        near.set_nonblocking(false).expect("a socket option");
+        for stream in [near, &far] {
+            stream.set_nodelay(true).expect("a socket option");
+        }
+        let copy = |stream: &TcpStream| stream.try_clone().expect("a second handle of a socket");
+        let mut connections = self.connections.lock().expect("not poisoned");
+        connections.extend([copy(near), copy(&far)]);
+        drop(connections);
+        pass(copy(near), copy(&far));
+        pass(copy(&far), copy(near));
+        if !self.open.load(Ordering::SeqCst) {
+            self.cut();
+        }
+    }
+
+    fn cut(&self) {
+        for stream in self.connections.lock().expect("not poisoned").drain(..) {
+            // One that is closed already is as cut as it can be.
+            drop(stream.shutdown(Shutdown::Both));
+        }
+    }
+}
+
+/// Passes bytes on until one side ends, then ends both.
+fn pass(mut from: TcpStream, mut to: TcpStream) {
+    std::thread::spawn(move || {
+        drop(std::io::copy(&mut from, &mut to));
+        drop(from.shutdown(Shutdown::Both));
+        drop(to.shutdown(Shutdown::Both));
+    });
+}

@@ -1,0 +1,28 @@
+//! The promises of Tidegate, tried from outside: the real binary, real sockets and files, and
+//! programs that are not ours (mosquitto, pymodbus). One module for each promise.
+//!
+//! Nothing here links our own crates, and no expected value comes from our own encoder. The binary
+//! is `TIDEGATE_BIN`, or `tidegate` beside this test's folder (`cargo test --workspace` builds it).
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "black-box tests live on the real clock; a bounded wait looks again after a pause"
+)]
+#![expect(clippy::expect_used, reason = "a test fails by a panic that says why")]
+
+mod harness;
+
+mod bad_input_is_one_clear_message;
+mod broker_outage_keeps_every_second;
+mod cold_start_without_broker;
+mod demo_loses_nothing;
+mod dependencies_stay_as_decided;
+mod examples_check_and_their_tests_pass;
+mod file_sink_lines_are_whole;
+mod keeps_polling_while_uplink_is_down;
+mod no_duplicates_without_faults;
+mod qos1_input_is_not_throttled;
+mod reads_a_foreign_modbus_server;
+mod status_tells_the_truth;
+mod stops_within_grace;
+mod survives_kill_9;

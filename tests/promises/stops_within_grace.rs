@@ -1,0 +1,87 @@
+//! Field case A54 (vector #17644): with a sink that does not take anything, the process could only
+//! be ended by SIGKILL.
+//!
+//! Here: SIGTERM with a frozen broker and thousands of records waiting ends the gateway within its
+//! grace of 5 s and with exit code 0; a second SIGTERM ends it at once; and what waited is
+//! delivered after the next start.
+
+use rustix::process::Signal;
+
+use crate::harness::broker::Broker;
+use crate::harness::gateway::{Gateway, Stopped, count, head};
+use crate::harness::records::{assert_contiguous, of_stream, repeated};
+use crate::harness::subscriber::Subscriber;
+use crate::harness::{Scratch, secs, wait_until};
+
+fn config(scratch: &Scratch, broker: u16) -> String {
+    let head = head(scratch);
+    format!(
+        r#"{head}
+devices:
+  - name: source
+    driver:
+      generate:
+        every: 10ms
+        rows: 40
+        count: 4000
+        points: [ {{ name: n, value: {{ counter: {{}} }} }} ]
+streams: [ {{ name: rows, from: [source], sql: "SELECT time, n FROM source", to: [ {{ sink: uplink }} ] }} ]
+sinks:
+  - name: uplink
+    driver: {{ mqtt: {{ url: "mqtt://127.0.0.1:{broker}", qos: 1, ack_timeout: 30s, backoff_min: 100ms, backoff_max: 500ms }} }}
+"#
+    )
+}
+
+fn queued(gateway: &mut Gateway, least: u64) {
+    gateway.wait_status("thousands of waiting records", secs(30), |status| {
+        (count(status, "sinks", "uplink", "buffered_records") >= least).then_some(())
+    });
+}
+
+#[test]
+fn a54_with_a_frozen_broker_and_thousands_queued() {
+    let scratch = Scratch::new("grace");
+    let broker = Broker::start(&scratch, "");
+    let far_side = Subscriber::start(broker.port, "#", None);
+    far_side.wait_subscribed();
+    let config = config(&scratch, broker.port);
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_status("the first delivered record", secs(20), |status| {
+        (count(status, "sinks", "uplink", "delivered") >= 1).then_some(())
+    });
+    broker.freeze();
+    queued(&mut gateway, 2_000);
+    let status = gateway.status();
+    let results = count(&status["ledger"], "sinks", "uplink", "results");
+    let Stopped { code, took } = gateway.stop();
+    assert_eq!(code, Some(0));
+    assert!(took <= secs(5), "it took {took:?}");
+
+    // Again, and this time somebody is in a hurry.
+    let mut gateway = Gateway::start(&scratch, &config);
+    queued(&mut gateway, 4_000);
+    gateway.signal(Signal::TERM);
+    wait_until("the first SIGTERM to be taken", secs(5), || {
+        gateway.log().matches("stopping").count() == 2
+    });
+    let Stopped { code, took } = gateway.stop();
+    assert!(took <= secs(1), "a second SIGTERM took {took:?}");
+    assert!(code.is_some(), "it ends by itself, not by the signal");
+
+    broker.thaw();
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_status("the end of the generated rows", secs(30), |status| {
+        (count(&status["ledger"], "sources", "source", "read") >= 4_000).then_some(())
+    });
+    gateway.wait_drained(secs(60));
+    assert_eq!(gateway.stop().code, Some(0));
+    let rows = of_stream(&far_side.records(), "rows");
+    repeated(&rows);
+    assert_contiguous(&rows);
+    let newest = rows.iter().map(|row| row.id_parts().3).max().expect("rows");
+    assert!(
+        newest >= results + 4_000 - 1,
+        "{newest} of at least {results} + 4,000"
+    );
+}
