@@ -162,14 +162,11 @@ pub async fn supervise(
                     backoff.reset();
                 }
                 let pause = backoff.pause();
-                let pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-                tracing::error!(
-                    kind,
-                    name,
-                    error,
-                    pause_ms,
-                    "failed; it will be started again"
-                );
+                if said.is_new(&error) {
+                    tracing::error!(kind, name, error, ?pause, "failed; it will be started again");
+                } else {
+                    tracing::debug!(kind, name, error, ?pause, "failed again");
+                }
                 health.error(error);
                 health.set(State::Waiting);
                 tokio::select! {

@@ -200,7 +200,7 @@ fn streams(page: &mut Page, status: &Status) {
 /// Name, HELP and value of a family that has one sample for each part.
 type Plain<T> = (&'static str, &'static str, fn(&T) -> u64);
 
-const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 8] = [
+const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 10] = [
     (
         "tidegate_stream_accepted_rows_total",
         "Rows that reached the stream.",
