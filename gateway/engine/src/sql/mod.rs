@@ -9,11 +9,13 @@ mod check;
 mod error;
 mod feed;
 mod guard;
+mod planner;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod shapes;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
@@ -36,13 +38,14 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, displaya
 use datafusion::prelude::SessionConfig;
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
-use futures::TryStreamExt;
+use futures::{FutureExt, TryStreamExt};
 
 pub use error::SqlError;
 
 use crate::functions::{self, BoundsCell};
 use crate::window::Bounds;
 use feed::Feed;
+use planner::CountingPlanner;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +103,8 @@ impl Sql {
             .iter()
             .map(|table| Arc::new(Feed::new(Arc::clone(&table.schema))))
             .collect();
-        let state = self.state(tables, &feeds, windowed.then_some(&cell))?;
+        let planner = Arc::new(CountingPlanner::default());
+        let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
         let plan = on_a_deep_stack(|| {
             futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
         })?;
@@ -110,6 +114,7 @@ impl Sql {
             cell,
             context: state.task_ctx(),
             plan,
+            planner,
         })
     }
 
@@ -118,6 +123,7 @@ impl Sql {
         tables: &[TableSchema],
         feeds: &[Arc<Feed>],
         window: Option<&Arc<BoundsCell>>,
+        planner: &Arc<CountingPlanner>,
     ) -> Result<SessionState, SqlError> {
         let schema = MemorySchemaProvider::new();
         for (table, feed) in tables.iter().zip(feeds) {
@@ -145,6 +151,7 @@ impl Sql {
             .with_config(self.config.clone())
             .with_runtime_env(Arc::clone(&self.runtime))
             .with_catalog_list(Arc::new(catalogs))
+            .with_query_planner(Arc::<CountingPlanner>::clone(planner))
             .with_expr_planners(SessionStateDefaults::default_expr_planners())
             .with_scalar_functions(scalars)
             .with_aggregate_functions(aggregates)
@@ -281,6 +288,7 @@ pub struct Query {
     cell: Arc<BoundsCell>,
     context: Arc<TaskContext>,
     plan: Planned,
+    planner: Arc<CountingPlanner>,
 }
 
 impl Query {
@@ -308,15 +316,15 @@ impl Query {
         )
     }
 
-    /// How often this query was planned since it was made: 1, however often it ran.
+    /// How often a physical plan was made for this query: 1, however often it ran.
     pub fn plans(&self) -> u64 {
-        1
+        self.planner.plans()
     }
 
     /// Runs the query over `inputs`: for each table, in the order given to [`Sql::plan`], its rows.
     /// `bounds` is what `window_start()` and `window_end()` return. The rows come in an order that
-    /// depends on the inputs alone. Needs a tokio runtime. After an error or a dropped future the
-    /// query can be run again.
+    /// depends on the inputs alone. Needs a tokio runtime. After an error (a panic of DataFusion is
+    /// one) or a dropped future the query can be run again.
     ///
     /// # Panics
     /// Where `inputs` has not one entry per table, or `bounds` is given without a window or the
@@ -342,7 +350,15 @@ impl Query {
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        let result = self.run().await;
+        // Nothing that a run touches outlives it, so a panic leaves nothing half done.
+        let result = AssertUnwindSafe(self.run())
+            .catch_unwind()
+            .await
+            .unwrap_or_else(|_| {
+                Err(SqlError::new(
+                    "DataFusion panicked over these rows; the log has the place",
+                ))
+            });
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }

@@ -452,3 +452,19 @@ async fn tables_share_the_window_and_an_absent_one_is_empty() {
     .await;
     assert_eq!(lines(&effects.results), ["10 2 6 0 #2 good"]);
 }
+
+/// A stream may live in a task of a runtime with several threads, and so may what it awaits.
+#[tokio::test]
+async fn a_stream_can_be_a_task() {
+    fn send<T: Send>(value: T) -> T {
+        value
+    }
+    let mut stream = send(stream(spec(1, 0), SUMS));
+    assert!(
+        send(stream.apply(Event::Tick, NOW))
+            .await
+            .unwrap()
+            .results
+            .is_empty()
+    );
+}
