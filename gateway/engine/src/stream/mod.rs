@@ -230,7 +230,8 @@ impl Stream {
         }
     }
 
-    /// When a `Tick` could next change something, not before `now`; `None` where only rows can.
+    /// When a `Tick` could next change something, not before `now`; `None` where only rows can,
+    /// as while a restart still reads the logs.
     pub fn next_deadline(&self, now: i64) -> Option<i64> {
         if self.refill.is_some() {
             return None;
