@@ -111,20 +111,7 @@ impl Watermark {
     pub(crate) fn source(&mut self, table: usize, device: &str) -> usize {
         let at = match self.index[table].get(device) {
             Some(&at) => at,
-            None => {
-                let at = self.sources.len();
-                self.index[table].insert(device.into(), at);
-                self.known = true;
-                self.sources.push(Source {
-                    table,
-                    device: device.into(),
-                    high: None,
-                    declared: false,
-                    active: false,
-                    last_seen: self.now,
-                });
-                at
-            }
+            None => self.join(table, device),
         };
         let source = &mut self.sources[at];
         source.last_seen = self.now;
@@ -132,6 +119,21 @@ impl Watermark {
             source.active = true;
             self.settle();
         }
+        at
+    }
+
+    fn join(&mut self, table: usize, device: &str) -> usize {
+        let at = self.sources.len();
+        self.index[table].insert(device.into(), at);
+        self.known = true;
+        self.sources.push(Source {
+            table,
+            device: device.into(),
+            high: None,
+            declared: false,
+            active: false,
+            last_seen: self.now,
+        });
         at
     }
 

@@ -235,7 +235,11 @@ impl GroupsAccumulator for Groups {
         match opt_filter {
             None => Ok(vec![values[0].clone(), times]),
             Some(filter) => {
-                let out = not(&prep_null_mask_filter(filter))?;
+                // A condition that is null counts as false.
+                let out = match filter.null_count() {
+                    0 => not(filter)?,
+                    _ => not(&prep_null_mask_filter(filter))?,
+                };
                 Ok(vec![nullif(&values[0], &out)?, nullif(&times, &out)?])
             }
         }

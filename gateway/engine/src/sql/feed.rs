@@ -132,10 +132,10 @@ impl ExecutionPlan for InOrder {
         self: Arc<Self>,
         mut children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        match (children.pop(), children.is_empty()) {
-            (Some(input), true) => Ok(Arc::new(Self::new(input))),
-            _ => internal_err!("InOrder has one child"),
-        }
+        let Some(input) = children.pop() else {
+            return internal_err!("InOrder has one child");
+        };
+        Ok(Arc::new(Self::new(input)))
     }
 
     fn execute(

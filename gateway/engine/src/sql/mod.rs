@@ -9,11 +9,13 @@ mod check;
 mod error;
 mod feed;
 mod guard;
+mod planner;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod shapes;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
@@ -23,6 +25,7 @@ use datafusion::catalog::{
     CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList,
     MemorySchemaProvider, SchemaProvider,
 };
+use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::GreedyMemoryPool;
@@ -35,13 +38,14 @@ use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, displaya
 use datafusion::prelude::SessionConfig;
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
-use futures::TryStreamExt;
+use futures::{FutureExt, TryStreamExt};
 
 pub use error::SqlError;
 
 use crate::functions::{self, BoundsCell};
 use crate::window::Bounds;
 use feed::Feed;
+use planner::CountingPlanner;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,8 +89,8 @@ impl Sql {
     }
 
     /// Plans one SELECT over `tables`. `windowed` says whether it will run over windows; without
-    /// one, whatever needs more than one row is refused. Runs to its end on the calling thread,
-    /// which needs no runtime; takes some milliseconds.
+    /// one, whatever needs more than one row is refused. Blocks for some milliseconds and needs no
+    /// runtime.
     pub fn plan(
         &self,
         sql: &str,
@@ -99,14 +103,18 @@ impl Sql {
             .iter()
             .map(|table| Arc::new(Feed::new(Arc::clone(&table.schema))))
             .collect();
-        let state = self.state(tables, &feeds, windowed.then_some(&cell))?;
-        let plan = futures::executor::block_on(Planned::new(&state, sql, tables, windowed))?;
+        let planner = Arc::new(CountingPlanner::default());
+        let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
+        let plan = on_a_deep_stack(|| {
+            futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
+        })?;
         Ok(Query {
             windowed,
             feeds,
             cell,
             context: state.task_ctx(),
             plan,
+            planner,
         })
     }
 
@@ -115,6 +123,7 @@ impl Sql {
         tables: &[TableSchema],
         feeds: &[Arc<Feed>],
         window: Option<&Arc<BoundsCell>>,
+        planner: &Arc<CountingPlanner>,
     ) -> Result<SessionState, SqlError> {
         let schema = MemorySchemaProvider::new();
         for (table, feed) in tables.iter().zip(feeds) {
@@ -142,6 +151,7 @@ impl Sql {
             .with_config(self.config.clone())
             .with_runtime_env(Arc::clone(&self.runtime))
             .with_catalog_list(Arc::new(catalogs))
+            .with_query_planner(Arc::<CountingPlanner>::clone(planner))
             .with_expr_planners(SessionStateDefaults::default_expr_planners())
             .with_scalar_functions(scalars)
             .with_aggregate_functions(aggregates)
@@ -179,6 +189,37 @@ fn config() -> SessionConfig {
     config
 }
 
+/// Stack of the thread that plans. The planner and its optimizer recurse with the depth of the
+/// syntax tree, some 30 KiB a level in a debug build; [`guard`] bounds the depth, and this is more
+/// than enough for it, where a caller's 2 MiB are not.
+const PLANNING_STACK: usize = 32 << 20;
+
+/// Runs `plan` on a thread of its own and waits for it. A panic of the planner becomes an error:
+/// no text may take the process down.
+fn on_a_deep_stack<T: Send>(
+    plan: impl FnOnce() -> Result<T, SqlError> + Send,
+) -> Result<T, SqlError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("sql-planner".into())
+            .stack_size(PLANNING_STACK)
+            .spawn_scoped(scope, plan)
+            .map_err(|error| SqlError::new(format!("no thread for planning: {error}")))?;
+        let panicked = |_| Err(SqlError::new("DataFusion's planner panicked over this SQL"));
+        thread.join().unwrap_or_else(panicked)
+    })
+}
+
+/// Where a text ends, for the parser's errors that have no position because nothing is there.
+fn end_of(sql: &str) -> (u64, u64) {
+    let text = sql.trim_end();
+    let last = text.rsplit('\n').next().unwrap_or(text);
+    (
+        (1 + text.matches('\n').count()) as u64,
+        last.chars().count().max(1) as u64,
+    )
+}
+
 #[derive(Debug)]
 struct Planned {
     logical: LogicalPlan,
@@ -196,7 +237,18 @@ impl Planned {
             let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
             format!("tables of this stream: {}", names.join(", "))
         };
-        let statement = state.sql_to_statement(sql, &state.config_options().sql_parser.dialect)?;
+        let dialect = &state.config_options().sql_parser.dialect;
+        let statement = state.sql_to_statement(sql, dialect).map_err(|error| {
+            if let DataFusionError::NotImplemented(_) = &error {
+                return check::not_a_select();
+            }
+            let (error, (line, column)) = (SqlError::from(error), end_of(sql));
+            if error.message.ends_with("EOF") {
+                error.at(line, column)
+            } else {
+                error
+            }
+        })?;
         let Statement::Statement(inner) = &statement else {
             return Err(check::not_a_select());
         };
@@ -236,6 +288,7 @@ pub struct Query {
     cell: Arc<BoundsCell>,
     context: Arc<TaskContext>,
     plan: Planned,
+    planner: Arc<CountingPlanner>,
 }
 
 impl Query {
@@ -263,15 +316,19 @@ impl Query {
         )
     }
 
-    /// How often this query was planned since it was made: 1, however often it ran.
+    /// How often a physical plan was made for this query: 1, however often it ran.
     pub fn plans(&self) -> u64 {
-        1
+        self.planner.plans()
     }
 
     /// Runs the query over `inputs`: for each table, in the order given to [`Sql::plan`], its rows.
     /// `bounds` is what `window_start()` and `window_end()` return. The rows come in an order that
-    /// depends on the inputs alone. Needs a tokio runtime. After an error or a dropped future the
-    /// query can be run again.
+    /// depends on the inputs alone. Needs a tokio runtime. After an error (a panic of DataFusion is
+    /// one) or a dropped future the query can be run again.
+    ///
+    /// # Panics
+    /// Where `inputs` has not one entry per table, or `bounds` is given without a window or the
+    /// other way round.
     pub async fn execute(
         &mut self,
         inputs: Vec<Vec<RecordBatch>>,
@@ -293,7 +350,15 @@ impl Query {
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        let result = self.run().await;
+        // Nothing that a run touches outlives it, so a panic leaves nothing half done.
+        let result = AssertUnwindSafe(self.run())
+            .catch_unwind()
+            .await
+            .unwrap_or_else(|_| {
+                Err(SqlError::new(
+                    "DataFusion panicked over these rows; the log has the place",
+                ))
+            });
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }

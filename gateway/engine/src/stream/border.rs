@@ -28,7 +28,8 @@ pub struct StreamSpec {
 /// What happens to a stream.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// New rows of a table.
+    /// New rows of a table. Rows of one table come in the order of their positions; rows that
+    /// were applied before are skipped.
     Rows {
         /// Index of the table.
         table: usize,

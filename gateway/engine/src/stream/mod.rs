@@ -7,11 +7,12 @@
 
 mod border;
 mod progress;
+mod refill;
 mod rows;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use arrow::record_batch::RecordBatch;
 
@@ -21,51 +22,8 @@ use crate::sql::{Query, SqlError, TableSchema};
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
 use progress::Saved;
-use rows::{Columns, Mix, Open, OpenWindows};
-
-/// Runs of equal quality that a stateless batch is cut into, so that each row has its own quality;
-/// a batch with more runs is computed at once and is `uncertain`.
-const QUALITY_RUNS_MAX: usize = 16;
-
-/// Rows of one table on their way into the stream.
-#[derive(Debug)]
-struct Arrival {
-    table: usize,
-    position: u64,
-    columns: Columns,
-}
-
-impl Arrival {
-    /// Log position after the last row.
-    fn end(&self) -> u64 {
-        self.position.saturating_add(self.columns.len() as u64)
-    }
-
-    /// Index of the row with log position `position`, at most the number of rows.
-    fn row_at(&self, position: u64) -> usize {
-        let ahead = position.saturating_sub(self.position);
-        usize::try_from(ahead)
-            .unwrap_or(usize::MAX)
-            .min(self.columns.len())
-    }
-}
-
-/// What is still to be read again after a restart. New rows wait until it is done, so that the
-/// progress of before the restart stays true to its last byte.
-#[derive(Debug)]
-struct Refill {
-    /// Windows that end at or before this were closed before the restart.
-    closed: Option<i64>,
-    /// For each table: from where, and up to which position, rows refill.
-    from: Vec<u64>,
-    until: Vec<u64>,
-    done: Vec<bool>,
-    /// Rows that open windows held, and how many came back.
-    rows: u64,
-    refilled: u64,
-    waiting: Vec<Arrival>,
-    waiting_bytes: usize,
-}
+use refill::{Arrival, Refill};
+use rows::{Columns, Open, OpenWindows, quality_runs};
 
 /// The state of one stream.
 #[derive(Debug)]
@@ -197,7 +155,7 @@ impl Stream {
                 let arrival = Arrival {
                     table,
                     position,
-                    columns: self.admit(table, batch)?,
+                    columns: self.admit(table, &batch)?,
                 };
                 self.refill(arrival)?
             }
@@ -272,8 +230,12 @@ impl Stream {
         }
     }
 
-    /// When a `Tick` could next change something, not before `now`; `None` where only rows can.
+    /// When a `Tick` could next change something, not before `now`; `None` where only rows can,
+    /// as while a restart still reads the logs.
     pub fn next_deadline(&self, now: i64) -> Option<i64> {
+        if self.refill.is_some() {
+            return None;
+        }
         let first_end = self.open.first_end()?;
         let idle = self.watermark.next_idle();
         idle.or_else(|| self.watermark.clock_reaches(first_end))
@@ -292,7 +254,7 @@ impl Stream {
     }
 
     /// Checks rows before anything changes.
-    fn admit(&self, table: usize, batch: RecordBatch) -> Result<Columns, StreamError> {
+    fn admit(&self, table: usize, batch: &RecordBatch) -> Result<Columns, StreamError> {
         let held = self.open.bytes() + self.refill.as_ref().map_or(0, |r| r.waiting_bytes);
         if held > self.spec.memory_max {
             return Err(StreamError::Memory {
@@ -303,49 +265,6 @@ impl Stream {
         match self.spec.tables.get(table) {
             Some(table) => Columns::new(table, batch),
             None => Err(StreamError::Input(format!("there is no table {table}"))),
-        }
-    }
-
-    /// Puts rows from before the restart back into their windows. Gives back what is to be applied
-    /// as new: nothing until all tables are refilled.
-    fn refill(&mut self, arrival: Arrival) -> Result<Vec<Arrival>, StreamError> {
-        let (Some(refill), Some(window)) = (&mut self.refill, self.spec.window) else {
-            return Ok(vec![arrival]);
-        };
-        let table = arrival.table;
-        let mut windows: BTreeMap<Bounds, Vec<u32>> = BTreeMap::new();
-        let times = &arrival.columns.times()[..arrival.row_at(refill.until[table])];
-        for (row, &time) in (0_u32..).zip(times) {
-            let bounds = window.bounds_of(time);
-            if refill.closed.is_none_or(|closed| bounds.end > closed) {
-                windows.entry(bounds).or_default().push(row);
-            }
-        }
-        for (bounds, rows) in windows {
-            refill.refilled += rows.len() as u64;
-            self.open
-                .add(bounds, table, arrival.position, &arrival.columns, rows)?;
-        }
-        if arrival.end() >= refill.until[table] {
-            refill.done[table] = true;
-        }
-        if arrival.end() > refill.until[table] {
-            refill.waiting_bytes += arrival.columns.batch().get_array_memory_size();
-            refill.waiting.push(arrival);
-        }
-        Ok(self.end_refill(false))
-    }
-
-    /// Ends the refill if it is complete, or where there is no more to come, and gives back the
-    /// rows that waited for it. Rows that did not come back are dropped.
-    fn end_refill(&mut self, no_more: bool) -> Vec<Arrival> {
-        let complete = |refill: &mut Refill| no_more || refill.done.iter().all(|done| *done);
-        match self.refill.take_if(complete) {
-            None => Vec::new(),
-            Some(refill) => {
-                self.counts.dropped += refill.rows.saturating_sub(refill.refilled);
-                refill.waiting
-            }
         }
     }
 
@@ -493,31 +412,18 @@ impl Stream {
     }
 }
 
-/// Cuts the rows from `first` on into runs of equal quality.
-fn quality_runs(columns: &Columns, first: usize) -> Vec<(usize, usize, &'static str)> {
-    let mut runs: Vec<(usize, usize, &'static str)> = Vec::new();
-    let mut mix = Mix::default();
-    for row in first..columns.len() {
-        let quality = columns.quality(row);
-        mix.add(quality);
-        match runs.last_mut() {
-            Some(run) if run.2 == quality => run.1 = row + 1,
-            _ => runs.push((row, row + 1, quality)),
-        }
-    }
-    if runs.len() > QUALITY_RUNS_MAX {
-        runs = vec![(first, columns.len(), mix.worst())];
-    }
-    runs
-}
-
 /// What must be the same for rows to find their windows again.
 fn fingerprint(spec: &StreamSpec) -> u32 {
-    let window = match spec.window {
+    let mut text = match spec.window {
         None => "none".to_owned(),
         Some(Window::Tumbling { size, offset }) => {
             format!("tumbling {size} {}", offset.rem_euclid(size))
         }
     };
-    crc32fast::hash(window.as_bytes())
+    let columns: BTreeSet<&str> = spec.tables.iter().map(|t| t.time_column.as_str()).collect();
+    for column in columns {
+        text.push(' ');
+        text.push_str(column);
+    }
+    crc32fast::hash(text.as_bytes())
 }

@@ -58,9 +58,9 @@ impl Saved {
             self.results,
             self.open_rows,
         ];
-        numbers
-            .iter()
-            .for_each(|number| out.extend(number.to_le_bytes()));
+        for number in numbers {
+            out.extend(number.to_le_bytes());
+        }
         put_length(&mut out, self.tables.len());
         for (name, processed, replay_from) in &self.tables {
             put_text(&mut out, name);

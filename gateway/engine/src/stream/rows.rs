@@ -23,6 +23,10 @@ const WINDOW_COST: usize = 256;
 /// Batches that are smaller than this on average are joined before SQL runs over them.
 const BATCH_ROWS: usize = 1024;
 
+/// Runs of equal quality that a stateless batch is cut into, so that each row has its own quality;
+/// a batch with more runs is computed at once and is `uncertain`.
+const QUALITY_RUNS_MAX: usize = 16;
+
 /// The columns of a batch that the stream itself reads.
 #[derive(Debug)]
 pub(super) struct Columns {
@@ -34,7 +38,7 @@ pub(super) struct Columns {
 
 impl Columns {
     /// Checks `batch` against its table's schema.
-    pub(super) fn new(table: &TableSchema, batch: RecordBatch) -> Result<Self, StreamError> {
+    pub(super) fn new(table: &TableSchema, batch: &RecordBatch) -> Result<Self, StreamError> {
         let input = |what: String| StreamError::Input(format!("table `{}`: {what}", table.name));
         let same = |(a, b): (&Arc<_>, &Arc<_>)| {
             let (a, b): (&arrow::datatypes::Field, &arrow::datatypes::Field) = (a, b);
@@ -163,6 +167,24 @@ impl Mix {
             "uncertain"
         }
     }
+}
+
+/// Cuts the rows from `first` on into runs of equal quality.
+pub(super) fn quality_runs(columns: &Columns, first: usize) -> Vec<(usize, usize, &'static str)> {
+    let mut runs: Vec<(usize, usize, &'static str)> = Vec::new();
+    let mut mix = Mix::default();
+    for row in first..columns.len() {
+        let quality = columns.quality(row);
+        mix.add(quality);
+        match runs.last_mut() {
+            Some(run) if run.2 == quality => run.1 = row + 1,
+            _ => runs.push((row, row + 1, quality)),
+        }
+    }
+    if runs.len() > QUALITY_RUNS_MAX {
+        runs = vec![(first, columns.len(), mix.worst())];
+    }
+    runs
 }
 
 /// The rows of one table in one window.
