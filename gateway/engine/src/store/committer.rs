@@ -93,10 +93,13 @@ impl Committer {
                 }
                 return Err(reason);
             }
+            let was_stalled = stalled.is_some();
             let work = match (stalled.take(), turn.work) {
                 (Some(mut held), more) => {
-                    held.delivered
-                        .extend(more.map(|more| more.delivered).unwrap_or_default());
+                    for (sink, upto) in more.into_iter().flat_map(|more| more.delivered) {
+                        let mark = held.delivered.entry(sink).or_default();
+                        *mark = upto.max(*mark);
+                    }
                     if !turn.flush {
                         stalled = Some(held);
                         continue;
@@ -105,8 +108,8 @@ impl Committer {
                 }
                 (None, work) => work,
             };
-            if let Some(mut work) = work.filter(|work| self.is_needed(work)) {
-                match self.commit(&mut work) {
+            if let Some(work) = work.filter(|work| self.is_needed(work)) {
+                match self.commit(&work) {
                     Ok(Outcome::Durable) => {
                         for pending in work.commits {
                             answer(pending.ticket, Ok(()));
@@ -123,7 +126,8 @@ impl Committer {
                     }
                 }
             }
-            if turn.close {
+            // What came while the disk was full is still in the queue.
+            if turn.close && !was_stalled {
                 return Ok(());
             }
         }
@@ -159,7 +163,7 @@ impl Committer {
     }
 
     /// Makes the work durable, through errors if need be.
-    fn commit(&mut self, work: &mut Work) -> Result<Outcome, String> {
+    fn commit(&mut self, work: &Work) -> Result<Outcome, String> {
         let before = self.state.meta.commit;
         let mut next = self.state.clone();
         let mut attempt = 0;

@@ -205,11 +205,7 @@ async fn f06_a_full_disk_is_waited_out() {
     let (store, _) = open(&disk).unwrap();
     put(&store, "a", 0..2).await;
     disk.set_full(true);
-    let bodies_of = |n: u8| OutboxRows {
-        bodies: vec![Bytes::from(vec![n; 300_000])],
-        ..results("a", 2..2, 1)
-    };
-    let outbox = vec![bodies_of(7)];
+    let outbox = vec![large()];
     let ticket = store
         .submit(Commit {
             wait: true,
@@ -237,4 +233,46 @@ async fn f06_a_full_disk_is_waited_out() {
         (&left[0].body[..], left[1].body.len(), left.len()),
         (&b"1"[..], 300_000, 2)
     );
+}
+
+/// More than the file has room for without growing.
+fn large() -> OutboxRows {
+    OutboxRows {
+        bodies: vec![Bytes::from(vec![7; 300_000])],
+        ..results("a", 2..2, 1)
+    }
+}
+
+#[tokio::test]
+async fn f06_what_came_while_the_disk_was_full_is_committed_at_the_close() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    disk.set_full(true);
+    let outbox = vec![large()];
+    let first = store
+        .submit(Commit {
+            wait: true,
+            outbox,
+            ..Commit::default()
+        })
+        .await
+        .unwrap();
+    answered(&store, "a").await;
+    let outbox = vec![results("a", 3..4, 1)];
+    let second = store
+        .submit(Commit {
+            wait: true,
+            outbox,
+            ..Commit::default()
+        })
+        .await
+        .unwrap();
+    answered(&store, "a").await;
+    assert_eq!(store.stats().commits, 0);
+    disk.set_full(false);
+    store.close().await.unwrap();
+    first.await.unwrap();
+    second.await.unwrap();
+    let (store, _) = open(&disk).unwrap();
+    assert_eq!(store.backlog("a").records, 2);
 }
