@@ -1,8 +1,10 @@
 //! Keeps what was accepted and what was not yet delivered, through power cuts and bad flash.
 //!
 //! A thread of its own owns the files; everybody else holds a [`Store`]. It knows rows, positions
-//! and bytes: no protocol, no SQL, no clock ("now" and the commit timer come from outside). Design:
-//! `design/store.md`; promises P1–P3, P5, P7, P11, P12 have their tests here.
+//! and bytes: no protocol, no SQL, no clock ("now" and the commit timer come from outside).
+//!
+//! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox` and `log`
+//! how, `format` and `rows` in which bytes; `recovery` and `salvage` start from whatever is there.
 
 mod border;
 mod committer;

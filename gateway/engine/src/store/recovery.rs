@@ -79,7 +79,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Encoded bytes of log, outbox and dead letters.
+    /// Bytes of log values, waiting rows and dead letters.
     pub(super) fn held_bytes(&self) -> u64 {
         let sinks: u64 = self
             .sinks
