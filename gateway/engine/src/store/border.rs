@@ -25,7 +25,7 @@ pub struct StoreOptions {
     pub queue: usize,
     /// Memory for cached pages.
     pub cache_bytes: usize,
-    /// Encoded bytes of log, outbox and dead letters that the store holds at most; see
+    /// Bytes of log values, waiting rows and dead letters that the store holds at most; see
     /// [`WhenFull`] for what gives way. The file itself carries free pages on top.
     pub max_bytes: u64,
     /// The gateway's name, kept in the file for whoever finds it.
@@ -216,7 +216,7 @@ pub struct StoreStats {
     pub bytes_written: u64,
     /// Length of the file.
     pub file_bytes: u64,
-    /// Encoded bytes of log, outbox and dead letters.
+    /// Bytes of log values, waiting rows and dead letters.
     pub held_bytes: u64,
     /// Stored records that failed their check.
     pub corrupt_records: u64,

@@ -4,19 +4,20 @@
 //! says whether the transaction landed, and only if not the same work is written again. Panics of
 //! redb stay in here. Knows no clock: when to commit comes from the queue.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use redb::Database;
 
-use super::border::{Layout, LogRows, OutboxRows, StoreError, StoreStats, WhenFull};
+use super::border::{StoreError, StoreStats};
 use super::damage::{Damage, Trouble, contained, drop_contained};
-use super::format::{Kind, encode_progress};
-use super::inbox::{Ask, Shared, Work, answer, droppable};
+use super::inbox::Shared;
 use super::log;
-use super::outbox::{self, Fate, Records, Room};
-use super::recovery::{self, Files, Opened, RECORDS, State, put, read_meta, salvage};
+use super::outbox;
+use super::recovery::{self, Files, Opened, RECORDS, State, read_meta};
+use super::salvage::salvage;
+use super::transaction::Transaction;
+use super::work::{Ask, Work, answer};
 
 /// Times that one transaction is tried before the store gives up.
 const ATTEMPTS_MAX: u32 = 3;
@@ -85,13 +86,20 @@ impl Committer {
         self.shared.show(self.figures());
         loop {
             let turn = self.shared.wait(stalled.is_some());
-            for ask in turn.asks {
-                self.answer(ask)?;
+            let answered = turn.asks.into_iter().try_for_each(|ask| self.answer(ask));
+            if let Err(reason) = answered {
+                for work in [stalled, turn.work].into_iter().flatten() {
+                    fail(work, &reason);
+                }
+                return Err(reason);
             }
+            let was_stalled = stalled.is_some();
             let work = match (stalled.take(), turn.work) {
                 (Some(mut held), more) => {
-                    held.delivered
-                        .extend(more.map(|more| more.delivered).unwrap_or_default());
+                    for (sink, upto) in more.into_iter().flat_map(|more| more.delivered) {
+                        let mark = held.delivered.entry(sink).or_default();
+                        *mark = upto.max(*mark);
+                    }
                     if !turn.flush {
                         stalled = Some(held);
                         continue;
@@ -100,8 +108,8 @@ impl Committer {
                 }
                 (None, work) => work,
             };
-            if let Some(mut work) = work.filter(|work| self.is_needed(work)) {
-                match self.commit(&mut work) {
+            if let Some(work) = work.filter(|work| self.is_needed(work)) {
+                match self.commit(&work) {
                     Ok(Outcome::Durable) => {
                         for pending in work.commits {
                             answer(pending.ticket, Ok(()));
@@ -118,7 +126,8 @@ impl Committer {
                     }
                 }
             }
-            if turn.close {
+            // What came while the disk was full is still in the queue.
+            if turn.close && !was_stalled {
                 return Ok(());
             }
         }
@@ -154,7 +163,7 @@ impl Committer {
     }
 
     /// Makes the work durable, through errors if need be.
-    fn commit(&mut self, work: &mut Work) -> Result<Outcome, String> {
+    fn commit(&mut self, work: &Work) -> Result<Outcome, String> {
         let before = self.state.meta.commit;
         let mut next = self.state.clone();
         let mut attempt = 0;
@@ -261,7 +270,8 @@ impl Committer {
         Ok(found)
     }
 
-    /// Answers a question from the file, through one failure.
+    /// Answers a question from the file, through failures. The figures are shown before the answer,
+    /// so that who has read past damage sees it counted.
     fn answer(&mut self, ask: Ask) -> Result<(), String> {
         match ask {
             Ask::Next {
@@ -278,6 +288,7 @@ impl Committer {
                     let records = recovery::records(db)?;
                     outbox::read(&records, &sink, state, after, max_rows, max_bytes, damage)
                 })?;
+                self.shared.show(self.figures());
                 answer(reply, Ok(rows));
             }
             Ask::Log {
@@ -295,16 +306,17 @@ impl Committer {
                     let records = recovery::records(db)?;
                     log::read(&records, &table, log, schemas, from, max_rows, damage)
                 })?;
+                self.shared.show(self.figures());
                 answer(reply, Ok(rows));
             }
             Ask::Rejected { sink, limit, reply } => {
                 let letters = self.read(|db, _, damage| {
                     outbox::letters(&recovery::records(db)?, &sink, limit, damage)
                 })?;
+                self.shared.show(self.figures());
                 answer(reply, Ok(letters));
             }
         }
-        self.shared.show(self.figures());
         Ok(())
     }
 
@@ -345,210 +357,5 @@ impl Committer {
 fn fail(work: Work, reason: &str) {
     for pending in work.commits {
         answer(pending.ticket, Err(StoreError::Failed(reason.to_owned())));
-    }
-}
-
-/// One transaction being filled.
-struct Transaction<'a, 'txn> {
-    records: Records<'txn>,
-    state: &'a mut State,
-    damage: &'a mut Damage,
-    layout: &'a Layout,
-    max_bytes: u64,
-}
-
-impl Transaction<'_, '_> {
-    /// Applies the work in the order that frees room first; returns the encoded bytes.
-    fn apply(&mut self, work: &Work) -> Result<u64, Trouble> {
-        self.settle(work)?;
-        let mut bytes = 0;
-        let progresses = work
-            .commits
-            .iter()
-            .filter_map(|p| p.commit.progress.as_ref());
-        // Of several by one stream the last one counts.
-        let latest: BTreeMap<_, _> = progresses
-            .map(|progress| (&progress.stream, progress))
-            .collect();
-        for (stream, progress) in latest {
-            let body = encode_progress(progress);
-            put(&mut self.records, Kind::Progress, stream, &body)?;
-            self.state
-                .progress
-                .insert(stream.clone(), Arc::new(progress.clone()));
-            bytes += body.len() as u64;
-        }
-        bytes += self.append_outboxes(work)?;
-        bytes += self.append_logs(work)?;
-        self.trim_logs()?;
-        self.bound_store()?;
-        Ok(bytes)
-    }
-
-    /// Lets the cursors pass what was delivered, refused or has become too old.
-    fn settle(&mut self, work: &Work) -> Result<(), Trouble> {
-        let (records, damage) = (&mut self.records, &mut *self.damage);
-        let mut refusals: Vec<_> = work.refusals.iter().collect();
-        refusals.sort_by_key(|refusal| refusal.position);
-        for refusal in refusals {
-            let Some(state) = self.state.sinks.get_mut(&refusal.sink) else {
-                continue;
-            };
-            let (sink, position) = (&refusal.sink, refusal.position);
-            outbox::reject(records, sink, state, position, &refusal.reason, damage)?;
-        }
-        for (sink, upto) in &work.delivered {
-            let Some(state) = self.state.sinks.get_mut(sink) else {
-                continue;
-            };
-            outbox::settle(records, sink, state, *upto, Fate::Delivered, damage)?;
-        }
-        let Some(now) = work.expire else {
-            return Ok(());
-        };
-        for sink in &self.layout.sinks {
-            let Some(age) = sink.max_age_us else { continue };
-            let Some(state) = self.state.sinks.get_mut(&sink.name) else {
-                continue;
-            };
-            outbox::expire(records, &sink.name, state, now.saturating_sub(age), damage)?;
-        }
-        Ok(())
-    }
-
-    fn append_outboxes(&mut self, work: &Work) -> Result<u64, Trouble> {
-        let mut bytes = 0;
-        let epoch = self.state.meta.epoch;
-        for sink in &self.layout.sinks {
-            let parts: Vec<&OutboxRows> = work
-                .commits
-                .iter()
-                .flat_map(|pending| &pending.commit.outbox)
-                .filter(|rows| rows.sink == sink.name)
-                .collect();
-            if parts.is_empty() {
-                continue;
-            }
-            let free = (self.max_bytes + droppable(self.state, self.layout))
-                .saturating_sub(self.state.held_bytes());
-            let state = self.state.sinks.entry(sink.name.clone()).or_default();
-            let room = (sink.when_full == WhenFull::DropNewest).then(|| Room {
-                records: sink
-                    .max_records
-                    .map_or(u64::MAX, |max| max.saturating_sub(state.records())),
-                bytes: sink.max_bytes.saturating_sub(state.bytes).min(free),
-            });
-            bytes += outbox::append(&mut self.records, &sink.name, state, epoch, &parts, room)?;
-            if sink.when_full == WhenFull::DropOldest {
-                let excess = outbox::excess(sink, state);
-                outbox::drop_oldest(&mut self.records, &sink.name, state, excess, self.damage)?;
-            }
-        }
-        Ok(bytes)
-    }
-
-    fn append_logs(&mut self, work: &Work) -> Result<u64, Trouble> {
-        let mut bytes = 0;
-        for table in &self.layout.tables {
-            let parts: Vec<&LogRows> = work
-                .commits
-                .iter()
-                .flat_map(|pending| &pending.commit.rows)
-                .filter(|rows| rows.table == table.name)
-                .collect();
-            if parts.is_empty() {
-                continue;
-            }
-            let floor = self.floor(&table.name, &table.readers);
-            let state = self.state.tables.entry(table.name.clone()).or_default();
-            let schemas = self.state.schemas.entry(table.name.clone()).or_default();
-            bytes += log::append(
-                &mut self.records,
-                &table.name,
-                state,
-                schemas,
-                floor,
-                &parts,
-            )?;
-        }
-        Ok(bytes)
-    }
-
-    /// The first log position that some reader still needs.
-    fn floor(&self, table: &str, readers: &[Arc<str>]) -> u64 {
-        let needed = |stream: &Arc<str>| {
-            let progress = self.state.progress.get(stream)?;
-            let mut floors = progress.replay_from.iter();
-            floors
-                .find(|(name, _)| &**name == table)
-                .map(|(_, position)| *position)
-        };
-        readers
-            .iter()
-            .map(|stream| needed(stream).unwrap_or(0))
-            .min()
-            .unwrap_or(u64::MAX)
-    }
-
-    fn trim_logs(&mut self) -> Result<(), Trouble> {
-        for table in &self.layout.tables {
-            let floor = self.floor(&table.name, &table.readers);
-            if let Some(state) = self.state.tables.get_mut(&table.name) {
-                log::trim(&mut self.records, &table.name, state, floor)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Holds the store's own bound; see [`WhenFull`].
-    fn bound_store(&mut self) -> Result<(), Trouble> {
-        loop {
-            let over = self.state.held_bytes().saturating_sub(self.max_bytes);
-            if over == 0 {
-                return Ok(());
-            }
-            let layout = self.layout;
-            let gives = |name: &Arc<str>| {
-                let named = layout.sinks.iter().find(|sink| sink.name == *name);
-                named.is_none_or(|sink| sink.when_full == WhenFull::DropOldest)
-            };
-            let sinks = self.state.sinks.iter_mut();
-            let largest = sinks
-                .filter(|(name, sink)| sink.records() > 0 && gives(name))
-                .max_by_key(|(_, sink)| sink.bytes);
-            if let Some((name, sink)) = largest {
-                let excess = Room {
-                    records: 1,
-                    bytes: over.min(sink.bytes),
-                };
-                outbox::drop_oldest(&mut self.records, name, sink, excess, self.damage)?;
-                continue;
-            }
-            let tables = self.state.tables.iter_mut();
-            let largest = tables.max_by_key(|(_, table)| table.bytes);
-            let Some((name, table)) = largest.filter(|(_, table)| table.bytes > 0) else {
-                return Ok(());
-            };
-            if !log::drop_oldest(&mut self.records, name, table)? {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Writes the states that changed, and the number that tells that the commit landed.
-    fn put_states(&mut self, before: &State) -> Result<(), Trouble> {
-        self.state.meta.commit += 1;
-        put(&mut self.records, Kind::Meta, "", &self.state.meta.encode())?;
-        for (name, sink) in &self.state.sinks {
-            if before.sinks.get(name) != Some(sink) {
-                put(&mut self.records, Kind::Sink, name, &sink.encode())?;
-            }
-        }
-        for (name, table) in &self.state.tables {
-            if before.tables.get(name) != Some(table) {
-                put(&mut self.records, Kind::Table, name, &table.encode())?;
-            }
-        }
-        Ok(())
     }
 }

@@ -109,14 +109,18 @@ impl Disk for Folder {
         let file = options.open(self.path(name))?;
         // After a failed sync Linux marks the pages clean: they would be read back from memory as
         // if they were on the device. Dropped from the cache, they are read from where they count.
-        fadvise(&file, 0, None, Advice::DontNeed)?;
+        if let Err(error) = fadvise(&file, 0, None, Advice::DontNeed) {
+            tracing::warn!(%error, "cached pages cannot be dropped: a failed sync may go unseen");
+        }
         Ok(Box::new(FileBackend::new(file).map_err(io::Error::other)?))
     }
 
     fn publish(&self, from: &str, to: &str, aside: Option<&str>) -> io::Result<()> {
         if let Some(aside) = aside {
             self.remove(aside)?;
-            fs::hard_link(self.path(to), self.path(aside))?;
+            // A file system without hard links gets a moment with nothing under `to`.
+            fs::hard_link(self.path(to), self.path(aside))
+                .or_else(|_| fs::rename(self.path(to), self.path(aside)))?;
         }
         fs::rename(self.path(from), self.path(to))?;
         self.sync()

@@ -3,7 +3,7 @@
 //! Bounded: a commit holds a slot from [`Shared::submit`] until it is durable. The thread takes all
 //! that waits at once, in order. Decides when a commit is due; knows no file.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -12,65 +12,18 @@ use arrow::record_batch::RecordBatch;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use super::border::{
-    Backlog, Commit, Layout, OutboxRow, Rejected, StoreError, StoreOptions, StoreStats, Ticket,
-    WhenFull,
+    Backlog, Commit, Layout, StoreError, StoreOptions, StoreStats, Ticket, WhenFull,
 };
 use super::format::row_bytes;
 use super::outbox;
 use super::recovery::State;
+use super::work::{Ask, Pending, Refusal, Work, answer, droppable};
 
 /// Refusals that wait at most before they make a commit due.
 const REJECTS_MAX: usize = 256;
 
-/// The answer to a question that the thread reads from the file.
-pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
-
-/// Questions that need the file.
-pub(super) enum Ask {
-    Next {
-        sink: Arc<str>,
-        after: u64,
-        max_rows: usize,
-        max_bytes: usize,
-        /// Rows, and the position up to which everything has been looked at.
-        reply: Reply<(Vec<OutboxRow>, u64)>,
-    },
-    Log {
-        table: Arc<str>,
-        from: u64,
-        max_rows: usize,
-        reply: Reply<Vec<(u64, RecordBatch)>>,
-    },
-    Rejected {
-        sink: Arc<str>,
-        limit: usize,
-        reply: Reply<Vec<Rejected>>,
-    },
-}
-
-/// A commit in the queue.
-pub(super) struct Pending {
-    pub(super) commit: Commit,
-    pub(super) ticket: oneshot::Sender<Result<(), StoreError>>,
-    /// Given back when the commit is durable or has failed.
-    _slot: OwnedSemaphorePermit,
-}
-
-/// A row that its sink refused.
-pub(super) struct Refusal {
-    pub(super) sink: Arc<str>,
-    pub(super) position: u64,
-    pub(super) reason: String,
-}
-
-/// Everything that one transaction makes durable.
-#[derive(Default)]
-pub(super) struct Work {
-    pub(super) commits: Vec<Pending>,
-    pub(super) delivered: BTreeMap<Arc<str>, u64>,
-    pub(super) refusals: Vec<Refusal>,
-    pub(super) expire: Option<i64>,
-}
+/// Characters of a reason that are kept: it comes from the far side.
+const REASON_CHARS_MAX: usize = 1_000;
 
 /// What the thread does next.
 pub(super) struct Turn {
@@ -298,6 +251,8 @@ impl Shared {
         if inbox.close || self.end.borrow().is_some() {
             return Err(self.ended());
         }
+        // Nobody waits any more for the answers of futures that were dropped.
+        inbox.asks.retain(|ask| !ask.is_abandoned());
         inbox.asks.push(ask);
         self.wake.notify_one();
         Ok(())
@@ -329,7 +284,10 @@ impl Shared {
             return;
         };
         let mut inbox = lock(&self.inbox);
-        let (sink, reason) = (sink.clone(), reason.to_owned());
+        let (sink, reason) = (
+            sink.clone(),
+            reason.chars().take(REASON_CHARS_MAX).collect(),
+        );
         inbox.work.refusals.push(Refusal {
             sink,
             position,
@@ -434,11 +392,7 @@ impl Shared {
             answer(pending.ticket, Err(reason.clone()));
         }
         for ask in asks {
-            match ask {
-                Ask::Next { reply, .. } => answer(reply, Err(reason.clone())),
-                Ask::Log { reply, .. } => answer(reply, Err(reason.clone())),
-                Ask::Rejected { reply, .. } => answer(reply, Err(reason.clone())),
-            }
+            ask.refuse(reason);
         }
         self.room.notify_waiters();
     }
@@ -521,28 +475,6 @@ impl Drop for Blocked<'_> {
     fn drop(&mut self) {
         lock(&self.0.inbox).blocked -= 1;
     }
-}
-
-/// Sends an answer. Nobody may be waiting for it any more, which is no fault.
-pub(super) fn answer<T>(reply: oneshot::Sender<T>, value: T) {
-    drop(reply.send(value));
-}
-
-/// Bytes of outboxes that may be dropped for room: those of `DropOldest` sinks, and of sinks that
-/// the layout does not name.
-pub(super) fn droppable(state: &State, layout: &Layout) -> u64 {
-    let kept = |name: &Arc<str>| {
-        layout
-            .sinks
-            .iter()
-            .any(|s| s.name == *name && s.when_full != WhenFull::DropOldest)
-    };
-    state
-        .sinks
-        .iter()
-        .filter(|(name, _)| !kept(name))
-        .map(|(_, sink)| sink.bytes)
-        .sum()
 }
 
 /// About what a batch will take.

@@ -18,8 +18,9 @@ use super::format::{Kind, TableState, key, seal, split_key, unseal};
 use super::outbox::Records;
 use super::rows::{decode_rows, encode_rows, encode_schema, row_count};
 
-/// The schemas of one table that its stored rows may have, by number.
-pub(super) type Schemas = Vec<(u32, SchemaRef)>;
+/// The schemas of one table that its stored rows may have, by number: the position of the first row
+/// that had it, so that no number is given twice even where a schema was lost.
+pub(super) type Schemas = Vec<(u64, SchemaRef)>;
 
 fn refused(error: &ArrowError) -> Trouble {
     Trouble::Io(format!("rows cannot be encoded: {error}"))
@@ -58,8 +59,8 @@ pub(super) fn append(
         if let Some(first) = batches.first() {
             let schema = first.schema();
             let rows = concat_batches(&schema, &batches).map_err(|error| refused(&error))?;
-            let number = schema_number(records, table, state, schemas, &schema)?;
             let position = end - rows_of(&rows);
+            let number = schema_number(records, table, state, schemas, &schema, position)?;
             let at = key(Kind::Log, table, position);
             let body = encode_rows(number, &rows).map_err(|error| refused(&error))?;
             let value = seal(&at, &body);
@@ -84,25 +85,21 @@ fn schema_number(
     state: &TableState,
     schemas: &mut Schemas,
     schema: &SchemaRef,
-) -> Result<u32, Trouble> {
+    position: u64,
+) -> Result<u64, Trouble> {
     if let Some((number, _)) = schemas.iter().find(|(_, known)| known == schema) {
         return Ok(*number);
     }
-    let number = schemas
-        .iter()
-        .map(|(number, _)| number + 1)
-        .max()
-        .unwrap_or(0);
     if state.start == state.end {
         for (number, _) in schemas.drain(..) {
-            records.remove(key(Kind::Schema, table, u64::from(number)).as_slice())?;
+            records.remove(key(Kind::Schema, table, number).as_slice())?;
         }
     }
-    let at = key(Kind::Schema, table, u64::from(number));
+    let at = key(Kind::Schema, table, position);
     let body = encode_schema(schema).map_err(|error| refused(&error))?;
     records.insert(at.as_slice(), seal(&at, &body).as_slice())?;
-    schemas.push((number, Arc::clone(schema)));
-    Ok(number)
+    schemas.push((position, Arc::clone(schema)));
+    Ok(position)
 }
 
 /// Removes the values whose rows are all below `floor`.

@@ -1,8 +1,10 @@
 //! Keeps what was accepted and what was not yet delivered, through power cuts and bad flash.
 //!
 //! A thread of its own owns the files; everybody else holds a [`Store`]. It knows rows, positions
-//! and bytes: no protocol, no SQL, no clock ("now" and the commit timer come from outside). Design:
-//! `design/store.md`; promises P1–P3, P5, P7, P11, P12 have their tests here.
+//! and bytes: no protocol, no SQL, no clock ("now" and the commit timer come from outside).
+//!
+//! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox` and `log`
+//! how, `format` and `rows` in which bytes; `recovery` and `salvage` start from whatever is there.
 
 mod border;
 mod committer;
@@ -14,6 +16,9 @@ mod log;
 mod outbox;
 mod recovery;
 mod rows;
+mod salvage;
+mod transaction;
+mod work;
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +37,8 @@ use tokio::sync::oneshot;
 
 use committer::Committer;
 use disk::{Disk, Folder};
-use inbox::{Ask, Reply, Shared};
+use inbox::Shared;
+use work::{Ask, Reply};
 
 /// A handle to the open store. Clones are the same store; when the last one is dropped, what waits
 /// is committed and the files are closed, without anybody to hear how it went.
@@ -67,18 +73,22 @@ impl Store {
     /// Opens the store in `options.dir`, or makes one, and starts its thread. Blocks on the disk.
     ///
     /// A file that cannot be opened is moved aside and reported, never fatal.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "nobody has a use for the options afterwards"
+    )]
     pub fn open(options: StoreOptions, layout: Layout) -> Result<(Store, Recovery), StoreError> {
         let disk: Arc<dyn Disk> = Arc::new(Folder(options.dir.clone()));
-        Self::open_on(disk, &options, layout)
+        Self::open_on(&disk, &options, layout)
     }
 
     fn open_on(
-        disk: Arc<dyn Disk>,
+        disk: &Arc<dyn Disk>,
         options: &StoreOptions,
         layout: Layout,
     ) -> Result<(Store, Recovery), StoreError> {
         let path = disk.path(recovery::LIVE);
-        let opened = recovery::open(&disk, options, &layout)?;
+        let opened = recovery::open(disk, options, &layout)?;
         let recovery = opened.recovery.clone();
         let state = Arc::new(opened.state.clone());
         let shared = Arc::new(Shared::new(options, Arc::new(layout), state));

@@ -9,7 +9,6 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::ops::Bound;
 use std::sync::Arc;
 
 use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, TableDefinition};
@@ -24,16 +23,15 @@ use super::format::{
 use super::log::{self, Schemas};
 use super::outbox::{self, Records};
 use super::rows::decode_schema;
+use super::salvage::salvage;
 
 /// The store's file.
 pub(super) const LIVE: &str = "store.redb";
-const NEW: &str = "store.redb.new";
+pub(super) const NEW: &str = "store.redb.new";
 const LOCK: &str = "store.lock";
 const EPOCH: &str = "store.epoch";
 /// Broken files that are kept; after that the newest takes the last place.
 const QUARANTINES_MAX: u32 = 4;
-/// Bytes of records that are carried over in one transaction.
-const SALVAGE_BYTES: usize = 1 << 20;
 
 /// The one tree.
 pub(super) const RECORDS: TableDefinition<'static, &'static [u8], &'static [u8]> =
@@ -57,7 +55,8 @@ impl Files {
         self.open(LIVE, false)
     }
 
-    fn open(&self, name: &str, create: bool) -> Result<Database, Trouble> {
+    /// Opens a file of the folder as a tree; with `create`, an empty one.
+    pub(super) fn open(&self, name: &str, create: bool) -> Result<Database, Trouble> {
         contained(|| {
             let inner = self.disk.open(name, create).map_err(redb::Error::Io)?;
             let traffic = Arc::clone(&self.traffic);
@@ -80,7 +79,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Encoded bytes of log, outbox and dead letters.
+    /// Bytes of log values, waiting rows and dead letters.
     pub(super) fn held_bytes(&self) -> u64 {
         let sinks: u64 = self
             .sinks
@@ -155,7 +154,8 @@ pub(super) fn open(
     disk.remove(NEW)
         .map_err(|error| io_error(&**disk, NEW, error))?;
 
-    let db = open_or_make(&files, options, &mut recovery, &mut damage)?;
+    let db = open_or_make(&files, options, &mut recovery)?;
+    refuse_newer(&files, &db, &mut damage)?;
     let loaded = contained(|| load(&db, layout, &mut damage));
     let (db, loaded) = match loaded {
         Ok(loaded) => (db, loaded),
@@ -217,7 +217,6 @@ fn open_or_make(
     files: &Files,
     options: &StoreOptions,
     recovery: &mut Recovery,
-    damage: &mut Damage,
 ) -> Result<Database, StoreError> {
     let disk = &*files.disk;
     let length = disk
@@ -231,18 +230,10 @@ fn open_or_make(
     let opened = if length == 0 {
         Err(Trouble::Damaged("the file is empty".to_owned()))
     } else {
-        files.open_live().and_then(|db| {
-            let meta = contained(|| read_meta(&db, damage))?;
-            Ok((db, meta))
-        })
+        files.open_live()
     };
     match opened {
-        Ok((_, Some(meta))) if meta.format > FORMAT => Err(StoreError::NewerFormat {
-            path: disk.path(LIVE),
-            found: meta.format,
-            known: FORMAT,
-        }),
-        Ok((db, _)) => Ok(db),
+        Ok(db) => Ok(db),
         Err(Trouble::Damaged(reason)) => {
             let aside = quarantine_name(disk)?;
             let path = disk.path(&aside);
@@ -255,7 +246,19 @@ fn open_or_make(
     }
 }
 
-fn quarantine_name(disk: &dyn Disk) -> Result<String, StoreError> {
+/// A later version's file is left alone. Damage is met when the file is loaded.
+fn refuse_newer(files: &Files, db: &Database, damage: &mut Damage) -> Result<(), StoreError> {
+    match contained(|| read_meta(db, damage)) {
+        Ok(Some(meta)) if meta.format > FORMAT => Err(StoreError::NewerFormat {
+            path: files.disk.path(LIVE),
+            found: meta.format,
+            known: FORMAT,
+        }),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn quarantine_name(disk: &dyn Disk) -> Result<String, StoreError> {
     let name = |number| format!("{LIVE}.quarantine-{number}");
     for number in 1..QUARANTINES_MAX {
         let taken = disk
@@ -425,7 +428,6 @@ fn load_schemas(
         let place = split_key(key.value());
         match place.zip(schema) {
             Some(((_, table, number), schema)) => {
-                let number = u32::try_from(number).unwrap_or(u32::MAX);
                 schemas
                     .entry(Arc::from(table))
                     .or_default()
@@ -540,109 +542,4 @@ fn unclaimed(state: &State, layout: &Layout) -> Vec<String> {
         .map(|name| format!("sink {name}"))
         .chain(tables.map(|name| format!("table {name}")))
         .collect()
-}
-
-/// Carries the readable records of a broken file over into a new one, which takes its place; the
-/// broken one is kept. Returns where.
-pub(super) fn salvage(
-    files: &Files,
-    db: Database,
-    damage: &mut Damage,
-) -> Result<(Database, std::path::PathBuf), Trouble> {
-    let disk = &*files.disk;
-    let aside = quarantine_name(disk).map_err(|error| Trouble::Io(error.to_string()))?;
-    let target = files.open(NEW, true)?;
-    write(&target, |_| Ok(()))?;
-    let mut copied: u64 = 0;
-    let mut front: Option<Vec<u8>> = None;
-    let mut back: Option<Vec<u8>> = None;
-    for backwards in [false, true] {
-        loop {
-            let mut found = Vec::new();
-            let outcome = contained(|| {
-                gather(
-                    &db,
-                    front.as_deref(),
-                    back.as_deref(),
-                    backwards,
-                    &mut found,
-                )
-            });
-            if let Some((last, _)) = found.last() {
-                *(if backwards { &mut back } else { &mut front }) = Some(last.clone());
-            }
-            copied += carry_over(&target, &found, damage)?;
-            if !matches!(outcome, Ok(true)) {
-                break;
-            }
-        }
-    }
-    contained(|| target.close().map_err(Trouble::from))?;
-    if contained(move || db.close().map_err(Trouble::from)).is_err() {
-        tracing::debug!("the broken file did not close cleanly");
-    }
-    disk.publish(NEW, LIVE, Some(&aside))
-        .map_err(|e| Trouble::from(redb::Error::Io(e)))?;
-    let path = disk.path(&aside);
-    tracing::error!(copied, kept = %path.display(), "carried over what was readable");
-    Ok((files.open_live()?, path))
-}
-
-type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
-
-/// Collects records between two keys, from either end; `true` when there may be more. What was
-/// found before an error stays in `found`.
-fn gather(
-    db: &Database,
-    after: Option<&[u8]>,
-    before: Option<&[u8]>,
-    backwards: bool,
-    found: &mut Pairs,
-) -> Result<bool, Trouble> {
-    let records = records(db)?;
-    let low = after.map_or(Bound::Unbounded, Bound::Excluded);
-    let high = before.map_or(Bound::Unbounded, Bound::Excluded);
-    let mut range = records.range::<&[u8]>((low, high))?;
-    let mut bytes = 0;
-    while let Some(entry) = if backwards {
-        range.next_back()
-    } else {
-        range.next()
-    } {
-        let (key, value) = entry?;
-        let last = found
-            .last()
-            .map_or(if backwards { before } else { after }, |(last, _)| {
-                Some(last)
-            });
-        let moves_on =
-            last.is_none_or(|last| (key.value() > last) != backwards && key.value() != last);
-        if !moves_on {
-            return Err(Trouble::Damaged("keys out of order".to_owned()));
-        }
-        bytes += key.value().len() + value.value().len();
-        found.push((key.value().to_vec(), value.value().to_vec()));
-        if bytes >= SALVAGE_BYTES {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-fn carry_over(target: &Database, found: &Pairs, damage: &mut Damage) -> Result<u64, Trouble> {
-    let mut copied = 0;
-    if !found.is_empty() {
-        write(target, |records| {
-            for (key, value) in found {
-                if unseal(key, value).is_some() {
-                    records.insert(key.as_slice(), value.as_slice())?;
-                    copied += 1;
-                } else {
-                    damage.bad(key, value);
-                }
-            }
-            Ok(())
-        })?;
-    }
-    Ok(copied)
 }

@@ -46,7 +46,7 @@ pub(super) fn decode_schema(bytes: &[u8]) -> Option<SchemaRef> {
 }
 
 /// Encodes rows whose schema is known as number `schema` in their table.
-pub(super) fn encode_rows(schema: u32, batch: &RecordBatch) -> Result<Vec<u8>, ArrowError> {
+pub(super) fn encode_rows(schema: u64, batch: &RecordBatch) -> Result<Vec<u8>, ArrowError> {
     let mut out = Vec::new();
     out.extend_from_slice(&schema.to_le_bytes());
     put_size(&mut out, batch.num_rows());
@@ -69,15 +69,15 @@ pub(super) fn encode_rows(schema: u32, batch: &RecordBatch) -> Result<Vec<u8>, A
 }
 
 /// How many rows an encoded value holds, and the number of their schema.
-pub(super) fn row_count(body: &[u8]) -> Option<(u32, usize)> {
+pub(super) fn row_count(body: &[u8]) -> Option<(u64, usize)> {
     let mut reader = Reader(body);
-    Some((reader.u32()?, reader.size()?))
+    Some((reader.u64()?, reader.size()?))
 }
 
 /// Decodes what [`encode_rows`] wrote; `None` when the bytes do not fit the schema.
 pub(super) fn decode_rows(schema: &SchemaRef, body: &[u8]) -> Option<RecordBatch> {
     let mut reader = Reader(body);
-    let (_, rows, form) = (reader.u32()?, reader.size()?, reader.u8()?);
+    let (_, rows, form) = (reader.u64()?, reader.size()?, reader.u8()?);
     if form == IPC {
         let batch = StreamReader::try_new(Cursor::new(reader.0), None)
             .ok()?

@@ -14,8 +14,8 @@ async fn a55_drop_oldest_keeps_the_newest_within_rows_and_bytes() {
     for (max_records, max_bytes) in [(Some(4), NO_BOUND), (None, 20), (Some(4), 24)] {
         let disk = FakeDisk::default();
         let bounded = one(SinkLayout {
-            max_records,
             max_bytes,
+            max_records,
             ..sink("a")
         });
         let (store, _) = open_with(&disk, &options(), bounded.clone()).unwrap();

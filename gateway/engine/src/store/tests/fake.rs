@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use redb::StorageBackend;
@@ -69,7 +70,7 @@ struct Inner {
 #[derive(Debug, Clone, Default)]
 pub(super) struct FakeDisk {
     inner: Arc<Mutex<Inner>>,
-    locked: Arc<Mutex<()>>,
+    locked: Arc<AtomicBool>,
 }
 
 impl FakeDisk {
@@ -83,7 +84,7 @@ impl FakeDisk {
         self.inner.lock().unwrap().fail_at = Some((operation, kind));
     }
 
-    /// Writes fail for want of room until this is taken back.
+    /// The file cannot grow until this is taken back.
     pub(super) fn set_full(&self, full: bool) {
         self.inner.lock().unwrap().full = full;
     }
@@ -144,14 +145,14 @@ impl FakeDisk {
         file.dirty.clear();
     }
 
-    fn step(&self, writes: bool) -> io::Result<()> {
+    fn step(&self, grows: bool) -> io::Result<()> {
         let mut inner = self.inner.lock().unwrap();
         inner.operations += 1;
         inner.crashed |= inner.crash_at == Some(inner.operations);
         if inner.crashed {
             return Err(io::Error::other("crashed"));
         }
-        if inner.full && writes {
+        if inner.full && grows {
             return Err(io::Error::from(io::ErrorKind::StorageFull));
         }
         match inner.fail_at {
@@ -174,11 +175,11 @@ impl FakeDisk {
 }
 
 #[derive(Debug)]
-struct Guard(FakeDisk);
+struct Guard(Arc<AtomicBool>);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.0.inner.lock().unwrap().files.remove("lock held");
+        self.0.store(false, Ordering::Release);
     }
 }
 
@@ -188,12 +189,10 @@ impl Disk for FakeDisk {
     }
 
     fn lock(&self, _: &str) -> io::Result<Option<Box<dyn Debug + Send>>> {
-        let _alone = self.locked.lock().unwrap();
-        if self.file("lock held").is_some() {
+        if self.locked.swap(true, Ordering::AcqRel) {
             return Ok(None);
         }
-        self.put("lock held", FakeFile::default());
-        Ok(Some(Box::new(Guard(self.clone()))))
+        Ok(Some(Box::new(Guard(Arc::clone(&self.locked)))))
     }
 
     fn length(&self, name: &str) -> io::Result<Option<u64>> {
@@ -224,7 +223,7 @@ impl Disk for FakeDisk {
     }
 
     fn publish(&self, from: &str, to: &str, aside: Option<&str>) -> io::Result<()> {
-        self.step(true)?;
+        self.step(false)?;
         let mut inner = self.inner.lock().unwrap();
         if let Some(aside) = aside {
             let old = inner.files[to].clone();
@@ -249,7 +248,7 @@ impl Disk for FakeDisk {
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        self.step(true)?;
+        self.step(false)?;
         let (device, cache) = (bytes.to_vec(), bytes.to_vec());
         self.put(
             name,
@@ -287,8 +286,9 @@ struct FakeBackend {
 
 impl FakeBackend {
     fn change(&self, change: Change) -> io::Result<()> {
-        self.disk.step(true)?;
         let mut file = self.file.lock().unwrap();
+        let grows = matches!(change, Change::Length(length) if length > file.cache.len());
+        self.disk.step(grows)?;
         apply(&mut file.cache, &change);
         file.dirty.push(change);
         Ok(())
@@ -322,9 +322,9 @@ impl StorageBackend for FakeBackend {
         // A failed sync leaves the pages clean and the device without them: the next one succeeds.
         let dirty = std::mem::take(&mut file.dirty);
         if outcome.is_ok() {
-            dirty
-                .iter()
-                .for_each(|change| apply(&mut file.device, change));
+            for change in &dirty {
+                apply(&mut file.device, change);
+            }
         }
         outcome
     }

@@ -53,7 +53,7 @@ fn layout() -> Layout {
 
 fn open_with(disk: &FakeDisk, options: &StoreOptions, layout: Layout) -> Opened {
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
-    Store::open_on(disk, options, layout)
+    Store::open_on(&disk, options, layout)
 }
 
 type Opened = Result<(Store, Recovery), StoreError>;
