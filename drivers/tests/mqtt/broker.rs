@@ -67,6 +67,13 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    pub(crate) fn new(socket: TcpStream) -> Self {
+        Self {
+            socket,
+            bytes: Vec::new(),
+        }
+    }
+
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
         timeout(SOON, self.socket.write_all(bytes))
             .await

@@ -3,6 +3,7 @@
 //! Figures are printed (`cargo test -- --nocapture`); what is asserted is that nothing is lost,
 //! doubled or reordered.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::time::Duration;
 use serde_json::json;
 use tidegate_drivers::stats::Counter;
 use tidegate_drivers::{Fault, North, Payload, South};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::broker::*;
@@ -63,10 +65,7 @@ impl Mosquitto {
 
     async fn ready(&self) {
         let listening = async {
-            while tokio::net::TcpStream::connect(("127.0.0.1", self.port))
-                .await
-                .is_err()
-            {
+            while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
                 sleep(Duration::from_millis(10)).await;
             }
         };
@@ -88,26 +87,18 @@ impl Mosquitto {
         );
     }
 
-    /// Starts `mosquitto_sub` on all topics, and returns once it is subscribed.
+    /// A subscriber of all topics, by bytes that are written by hand.
     async fn subscriber(&self, qos: u8) -> Subscriber {
-        let file = self.folder.join("received");
-        let child = Command::new("mosquitto_sub")
-            .args([
-                "-d",
-                "-t",
-                "#",
-                "-F",
-                "got %p",
-                "-p",
-                &self.port.to_string(),
-            ])
-            .args(["-q", &qos.to_string()])
-            .stdout(File::create(&file).unwrap())
-            .spawn()
-            .expect("mosquitto_sub is installed (Debian package `mosquitto-clients`)");
-        let subscriber = Subscriber { file, child };
-        subscriber.until(|text| text.contains("Subscribed")).await;
-        subscriber
+        let socket = TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
+        let mut peer = Peer::new(socket);
+        // 3.1: clean session, no keep-alive, client id `far`. 3.8: id 1, filter `#`.
+        peer.send(b"\x10\x0f\x00\x04MQTT\x04\x02\x00\x00\x00\x03far")
+            .await;
+        assert_eq!(peer.packet().await, ACCEPTED);
+        peer.send(&[0x82, 0x06, 0x00, 0x01, 0x00, 0x01, b'#', qos])
+            .await;
+        assert_eq!(peer.packet().await, [0x90, 0x03, 0x00, 0x01, qos]);
+        Subscriber { peer }
     }
 
     /// Publishes the lines of `lines` with `mosquitto_pub` to `t` at QoS 1; returns when all are
@@ -142,46 +133,26 @@ impl Drop for Mosquitto {
     }
 }
 
-/// A `mosquitto_sub` that writes what it gets to a file.
 struct Subscriber {
-    file: PathBuf,
-    child: Child,
+    peer: Peer,
 }
 
 impl Subscriber {
-    /// Waits until the output is as wanted, and returns it.
-    async fn until(&self, wanted: impl Fn(&str) -> bool) -> String {
-        let seen = async {
-            loop {
-                let text = std::fs::read_to_string(&self.file).unwrap();
-                if wanted(&text) {
-                    return text;
-                }
-                sleep(Duration::from_millis(20)).await;
+    /// The messages up to the one that is `last`. At QoS 1 each is acknowledged.
+    async fn messages(mut self, last: &str) -> Vec<String> {
+        let mut messages: Vec<String> = Vec::new();
+        while messages.last().is_none_or(|message| message != last) {
+            let packet = self.peer.packet().await;
+            messages.push(String::from_utf8(body(&packet).to_vec()).unwrap());
+            if packet[0] & 0b0110 != 0 {
+                // One more length byte for a packet of 128 bytes and more, then the topic `t`.
+                let at = if packet[1] & 0x80 == 0 { 5 } else { 6 };
+                self.peer
+                    .send(&[0x40, 0x02, packet[at], packet[at + 1]])
+                    .await;
             }
-        };
-        timeout(Duration::from_secs(60), seen)
-            .await
-            .expect("the subscriber gets what it waits for")
-    }
-
-    /// The messages up to the one that is `last`.
-    async fn messages(&self, last: &str) -> Vec<String> {
-        let last = format!("got {last}\n");
-        let text = self
-            .until(|text| text.ends_with(&last) || text.contains(&last))
-            .await;
-        text.lines()
-            .filter_map(|line| line.strip_prefix("got "))
-            .map(str::to_owned)
-            .collect()
-    }
-}
-
-impl Drop for Subscriber {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        }
+        messages
     }
 }
 
@@ -211,14 +182,16 @@ async fn rate(qos: u8, in_flight: u16, count: usize) -> f64 {
     let mut north = north(&broker.url(), &fields);
     north.connect().await.unwrap();
     let payloads = numbered(count);
+    let expected: Vec<String> = (0..count).map(|seq| format!("{seq:0>200}")).collect();
+    let last = expected[count - 1].clone();
+    let far = tokio::spawn(async move { subscriber.messages(&last).await });
     let start = Instant::now();
     for slice in payloads.chunks(500) {
         let delivered = north.deliver(slice).await;
         assert_eq!((delivered.count, delivered.fault), (slice.len(), None));
     }
     let rate = count as f64 / start.elapsed().as_secs_f64();
-    let expected: Vec<String> = (0..count).map(|seq| format!("{seq:0>200}")).collect();
-    let got = subscriber.messages(&expected[count - 1]).await;
+    let got = far.await.unwrap();
     // A48: without a fault nothing is doubled. QoS 0 is as good on one machine.
     assert!(
         got == expected,
@@ -242,6 +215,8 @@ async fn a_frozen_broker_loses_nothing() {
     // A45: SIGSTOP in the middle of a delivery.
     let broker = Mosquitto::start("max_queued_messages 0").await;
     let subscriber = broker.subscriber(1).await;
+    let last = format!("{:0>200}", 999);
+    let far = tokio::spawn(async move { subscriber.messages(&last).await });
     let mut north = north(&broker.url(), &json!({ "ack_timeout": "500ms" }));
     north.connect().await.unwrap();
     let payloads = numbered(1_000);
@@ -265,14 +240,14 @@ async fn a_frozen_broker_loses_nothing() {
     let delivered = north.deliver(&payloads[300..]).await;
     assert_eq!((delivered.count, delivered.fault), (700, None));
 
-    let mut got = subscriber.messages(&format!("{:0>200}", 999)).await;
+    let mut got = far.await.unwrap();
     let all = got.len();
     assert!(
         all <= 1_000 + 100,
         "no more is doubled than was in flight: {all}"
     );
     // Doubled are the 100 in flight, as a block; each message comes first in its place.
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     got.retain(|message| seen.insert(message.clone()));
     let expected: Vec<String> = (0..1_000).map(|seq| format!("{seq:0>200}")).collect();
     assert!(got == expected);
@@ -296,7 +271,7 @@ async fn a_feed_of_20_in_flight_is_not_throttled() {
     let start = Instant::now();
     south.connect().await.unwrap();
     let mut got = Vec::new();
-    // The last rows are not settled: the broker offers them again.
+    // The rows of the read after these are not settled: the broker offers them again.
     while got.len() < count - 1_000 {
         let receipt = south.read(&mut rows).await.unwrap().expect("a receipt");
         got.extend(numbers(&mut rows));
@@ -316,6 +291,13 @@ async fn a_feed_of_20_in_flight_is_not_throttled() {
         got.extend(numbers(&mut rows));
         south.settle(receipt).await.unwrap();
     }
+    assert!(
+        got.len() <= count + 20,
+        "only what was in flight comes again: {}",
+        got.len()
+    );
+    let mut seen = HashSet::new();
+    got.retain(|n| seen.insert(*n));
     assert!(got == (0..i64::try_from(count).unwrap()).collect::<Vec<_>>());
 }
 
