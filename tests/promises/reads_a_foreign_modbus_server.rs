@@ -234,4 +234,5 @@ sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
     for window in &windows[1..] {
         assert!((19..=21).contains(&window.int("n")), "{}", window.text);
     }
+    assert_eq!(gateway.stop().code, Some(0));
 }
