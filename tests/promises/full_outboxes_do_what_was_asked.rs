@@ -67,7 +67,9 @@ fn with_policy(when_full: &str) -> (Vec<i64>, u64) {
     gateway.wait_status("the other sink", secs(10), |status| {
         (count(status, "sinks", "out", "delivered") >= before + 10).then_some(())
     });
-    assert_eq!(gateway.stop().code, Some(0));
+    let stopped = gateway.stop();
+    assert_eq!(stopped.code, Some(0));
+    assert!(stopped.took <= secs(5), "it took {:?}", stopped.took);
 
     // The bound holds over a restart as well.
     let mut gateway = Gateway::start(&scratch, &config);
