@@ -100,9 +100,7 @@ impl Pump {
             if count > 0 {
                 cursor = rows[count - 1].position;
                 self.store.delivered(&self.name, cursor);
-                self.counts
-                    .delivered
-                    .fetch_add(count as u64, Ordering::Relaxed);
+                self.counts.delivered.fetch_add(count as u64, Ordering::Relaxed);
                 backoff.reset();
                 said.reset();
                 refusals = 0;

@@ -86,18 +86,12 @@ impl Health {
 
     /// Remembers an error in words.
     pub fn error(&self, text: impl Into<String>) {
-        *self
-            .last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(text.into());
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.into());
     }
 
     /// The last error in words; it stays after recovery.
     pub fn last_error(&self) -> Option<String> {
-        self.last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -69,13 +69,7 @@ enum Beat {
 
 impl Pulse {
     fn new(interval: Duration, now: Instant) -> Self {
-        Self {
-            interval,
-            sent: now,
-            heard: now,
-            pong_due: None,
-            unread: false,
-        }
+        Self { interval, sent: now, heard: now, pong_due: None, unread: false }
     }
 
     /// The broker gets half an interval for its answer, so that a dead peer is noticed within one
@@ -85,8 +79,7 @@ impl Pulse {
     }
 
     fn due(&self) -> Instant {
-        self.pong_due
-            .unwrap_or_else(|| self.sent.min(self.heard) + self.interval)
+        self.pong_due.unwrap_or_else(|| self.sent.min(self.heard) + self.interval)
     }
 
     fn beat(&mut self, now: Instant, reading: bool) -> Beat {
@@ -144,10 +137,7 @@ impl Link {
         stats.set_state(LinkState::Connecting);
         let made = timeout(CONNECT_TIMEOUT, Self::handshake(dial, Arc::clone(&stats))).await;
         let made = made.unwrap_or_else(|_| {
-            Err(format!(
-                "{} did not answer within {CONNECT_TIMEOUT:?}",
-                dial.url
-            ))
+            Err(format!("{} did not answer within {CONNECT_TIMEOUT:?}", dial.url))
         });
         match made {
             Ok(made) => {
@@ -166,9 +156,7 @@ impl Link {
             .await
             .map_err(|error| format!("no connection to {url}: {error}"))?;
         // Acknowledgements are small and somebody waits for each of them.
-        socket
-            .set_nodelay(true)
-            .map_err(|error| format!("{url}: {error}"))?;
+        socket.set_nodelay(true).map_err(|error| format!("{url}: {error}"))?;
         let mut link = Self {
             socket,
             inbox: Inbox::new(dial.max_packet),
@@ -178,25 +166,17 @@ impl Link {
             fault: None,
             stats,
         };
-        link.send(&Packet::Connect(connect_packet(dial)))
-            .map_err(|fault| fault.to_string())?;
+        link.send(&Packet::Connect(connect_packet(dial))).map_err(|fault| fault.to_string())?;
         loop {
             link.move_bytes(Reading::On).await?;
             if link.peek_kind().is_some_and(|kind| kind != CONNACK_KIND) {
-                return Err(format!(
-                    "{url} answered CONNECT with something else: no MQTT broker?"
-                ));
+                return Err(format!("{url} answered CONNECT with something else: no MQTT broker?"));
             }
-            let packet = link
-                .inbox
-                .next()
-                .map_err(|e| format!("{url} sent a CONNACK that is none: {e}"))?;
+            let packet =
+                link.inbox.next().map_err(|e| format!("{url} sent a CONNACK that is none: {e}"))?;
             match packet {
                 None => {}
-                Some(Incoming::Packet(Packet::ConnAck(ConnAck {
-                    code,
-                    session_present,
-                }))) => {
+                Some(Incoming::Packet(Packet::ConnAck(ConnAck { code, session_present }))) => {
                     return match refusal(code) {
                         None => Ok((link, session_present && !dial.clean_session)),
                         Some(why) => Err(format!("{url} refused the connection: {why}")),
@@ -211,9 +191,7 @@ impl Link {
     pub(crate) fn send(&mut self, packet: &Packet) -> Result<(), Fault> {
         match packet.write(&mut self.out, usize::MAX) {
             Ok(_) => Ok(()),
-            Err(error) => Err(Fault::Config(format!(
-                "a packet cannot be written: {error}"
-            ))),
+            Err(error) => Err(Fault::Config(format!("a packet cannot be written: {error}"))),
         }
     }
 
@@ -447,11 +425,7 @@ mod tests {
         assert_eq!(pulse.beat(start + 44 * SECOND, true), Beat::Wait);
         assert_eq!(pulse.beat(start + 45 * SECOND, true), Beat::Dead);
         pulse.heard(start + 45 * SECOND);
-        assert_eq!(
-            pulse.beat(start + 46 * SECOND, true),
-            Beat::Ping,
-            "nothing sent for 46 s"
-        );
+        assert_eq!(pulse.beat(start + 46 * SECOND, true), Beat::Ping, "nothing sent for 46 s");
     }
 
     #[test]

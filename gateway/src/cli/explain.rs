@@ -55,16 +55,9 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
         };
         println!("\nstream {}", stream.name);
         for table in &spec.tables {
-            println!(
-                "  reads {} by its column `{}`",
-                table.name, table.time_column
-            );
+            println!("  reads {} by its column `{}`", table.name, table.time_column);
         }
-        for line in query
-            .explain()
-            .lines()
-            .take(if plan { usize::MAX } else { 1 })
-        {
+        for line in query.explain().lines().take(if plan { usize::MAX } else { 1 }) {
             println!("  {line}");
         }
     }

@@ -139,11 +139,9 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Run { config } => run::run(&config),
         Command::Check { config, format } => check::check(&config, format),
         Command::Test { config, filter } => test::test(&config, filter.as_deref()),
-        Command::Explain {
-            subject,
-            config,
-            plan,
-        } => explain::explain(subject.as_deref(), &config, plan),
+        Command::Explain { subject, config, plan } => {
+            explain::explain(subject.as_deref(), &config, plan)
+        }
         Command::Schema => {
             print!("{}", tidegate_config::schema::schema_json());
             0
