@@ -410,7 +410,7 @@ impl Builder<'_> {
             },
             rows_max: self.document.limits.deliver_rows as usize,
             refusals_max: self.document.limits.refusals_max,
-            id_prefix: self.id_prefix.clone(),
+            gateway: self.document.gateway.name.to_string(),
             counts,
         };
         let stop = self.stop_pumps.clone();
@@ -537,7 +537,8 @@ struct LinkPart {
 impl Part for LinkPart {
     async fn run(&mut self) -> Exit {
         tokio::select! {
-            () = self.owner.run() => Exit::Failed("the link's owner ended".to_owned()),
+            // It ends when the last device of the link has ended.
+            () = self.owner.run() => Exit::Done,
             () = self.stop.cancelled() => Exit::Done,
         }
     }

@@ -167,6 +167,7 @@ async fn play(
     let ledger = settle(&mut running, sim, &mut subscriber, &screen).await;
     running.shutdown(document.gateway.shutdown_grace.duration()).await?;
     doors.close().await;
+    drop(subscriber);
     drop(cable);
     broker.stop().await;
     screen.ledger(ledger);
@@ -309,6 +310,7 @@ impl Environment for DemoEnvironment {
 #[derive(Debug)]
 struct Message {
     topic: String,
+    text: String,
     body: serde_json::Value,
 }
 
@@ -353,8 +355,9 @@ impl Subscriber {
                     }
                 };
                 let topic = String::from_utf8_lossy(publish.topic.as_ref()).into_owned();
-                let body = serde_json::from_slice(&publish.payload).unwrap_or_default();
-                if tx.send(Message { topic, body }).await.is_err() {
+                let text = String::from_utf8_lossy(&publish.payload).into_owned();
+                let body = serde_json::from_str(&text).unwrap_or_default();
+                if tx.send(Message { topic, text, body }).await.is_err() {
                     return;
                 }
             }
@@ -420,7 +423,7 @@ impl Screen {
             return;
         }
         if self.format == DemoFormat::Json {
-            println!("{}", message.body);
+            println!("{}", message.text);
             return;
         }
         let number = |name: &str| message.body.get(name).and_then(serde_json::Value::as_f64);

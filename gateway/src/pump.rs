@@ -38,8 +38,8 @@ pub struct Pump {
     pub rows_max: usize,
     /// Attempts before a refused record is set aside.
     pub refusals_max: u32,
-    /// `gateway/epoch`, the beginning of each record id.
-    pub id_prefix: String,
+    /// The gateway's name, the beginning of each record id.
+    pub gateway: String,
     /// The sink's ledger.
     pub counts: Arc<SinkCounts>,
 }
@@ -130,7 +130,8 @@ impl Pump {
 
     fn payload(&self, row: &OutboxRow) -> Payload {
         Payload {
-            id: format!("{}/{}/{}", self.id_prefix, row.stream, row.seq),
+            // The row's own epoch: rows may have waited since before the store was made anew.
+            id: format!("{}/{}/{}/{}", self.gateway, row.epoch, row.stream, row.seq),
             stream: row.stream.clone(),
             body: row.body.clone(),
         }

@@ -173,24 +173,30 @@ pub async fn supervise(
     }
 }
 
-/// What was said last, so that a fault that stays the same is one line in the log and not one for
-/// each attempt.
+/// What was said since things last worked, so that a fault that stays is one line in the log and
+/// not one for each attempt.
 #[derive(Debug, Default)]
-pub struct Said(Option<String>);
+pub struct Said(Vec<String>);
+
+/// Different faults that are remembered; one more begins anew.
+const SAID_MAX: usize = 16;
 
 impl Said {
-    /// True where `text` was not the last thing said.
+    /// True where `text` was not said yet.
     pub fn is_new(&mut self, text: &str) -> bool {
-        let new = self.0.as_deref() != Some(text);
+        let new = !self.0.iter().any(|said| said == text);
         if new {
-            self.0 = Some(text.to_owned());
+            if self.0.len() == SAID_MAX {
+                self.0.clear();
+            }
+            self.0.push(text.to_owned());
         }
         new
     }
 
     /// Forgets, after a success: the same fault is news again.
     pub fn reset(&mut self) {
-        self.0 = None;
+        self.0.clear();
     }
 }
 
