@@ -2,7 +2,7 @@
 //!
 //! `make bless` (TIDEGATE_BLESS=1) writes the generated texts anew.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

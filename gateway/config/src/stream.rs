@@ -49,11 +49,12 @@ impl StreamSection {
     /// How long a source may be silent before it no longer holds back the windows. A device that is
     /// polled once a minute is not silent between two polls.
     pub fn effective_idle_after(&self, document: &Document) -> Duration {
-        self.idle_after.map(Span::duration).unwrap_or_else(|| {
-            let reads = |device: &&Device| self.from.contains(device.table_name());
-            let slowest = document.devices.iter().filter(reads).filter_map(Device::every).max();
-            slowest.map_or(IDLE_AFTER_MIN, |every| IDLE_AFTER_MIN.max(every * 2))
-        })
+        if let Some(span) = self.idle_after {
+            return span.duration();
+        }
+        let reads = |device: &&Device| self.from.contains(device.table_name());
+        let slowest = document.devices.iter().filter(reads).filter_map(Device::every).max();
+        slowest.map_or(IDLE_AFTER_MIN, |every| IDLE_AFTER_MIN.max(every * 2))
     }
 }
 
