@@ -44,10 +44,7 @@ fn refused(path: &Path, code: &str, line: u64, words: &[&str]) {
     let problem = one_problem(path);
     assert_eq!(problem["code"], code, "{problem:#}");
     assert_eq!(problem["line"], line, "{problem:#}");
-    let said = format!(
-        "{} {} {}",
-        problem["file"], problem["message"], problem["hint"]
-    );
+    let said = format!("{} {} {}", problem["file"], problem["message"], problem["hint"]);
     for word in words {
         assert!(said.contains(word), "`{word}` is not said: {problem:#}");
     }
@@ -122,12 +119,7 @@ fn all_problems_are_told_at_once() {
 #[test]
 fn files_that_cannot_be_read_are_named() {
     let scratch = Scratch::new("unread");
-    refused(
-        &scratch.join("nothing.yaml"),
-        "E0101",
-        0,
-        &["nothing.yaml", "No such file"],
-    );
+    refused(&scratch.join("nothing.yaml"), "E0101", 0, &["nothing.yaml", "No such file"]);
     let binary = scratch.file("binary.yaml", b"version: 1\n\xff\xfe\n");
     assert_eq!(one_problem(&binary)["code"], "E0101");
     let folder = scratch.join("empty");
@@ -142,10 +134,7 @@ fn the_command_line_is_checked_and_codes_are_explained() {
     for arguments in [&["rum"][..], &[], &["check", "--format", "xml", "x.yaml"]] {
         let ended = run(arguments, secs(5));
         assert_eq!(ended.code, Some(2), "{arguments:?}: {ended:?}");
-        assert!(
-            ended.stderr.contains("--help"),
-            "what would be right is said: {ended:?}"
-        );
+        assert!(ended.stderr.contains("--help"), "what would be right is said: {ended:?}");
     }
     let level = run(&["--log", "loud=very", "schema"], secs(5));
     assert_eq!(level.code, Some(2), "{level:?}");

@@ -48,6 +48,17 @@ pub struct Cli {
     pub command: Command,
 }
 
+impl Cli {
+    /// The levels that are logged.
+    pub fn levels(&self) -> &str {
+        match (&self.log, &self.command) {
+            (Some(levels), _) => levels,
+            (None, Command::Demo(_)) => "error",
+            (None, _) => "info",
+        }
+    }
+}
+
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
