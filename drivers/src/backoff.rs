@@ -26,12 +26,7 @@ impl Backoff {
         let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
         });
-        Self {
-            min,
-            max: max.max(min),
-            next: min,
-            seed: seed | 1,
-        }
+        Self { min, max: max.max(min), next: min, seed: seed | 1 }
     }
 
     pub(crate) fn reset(&mut self) {
@@ -62,10 +57,7 @@ mod tests {
         for full_ms in [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000] {
             let full = Duration::from_millis(full_ms);
             let pause = backoff.next();
-            assert!(
-                pause <= full && pause >= full * 3 / 4,
-                "{pause:?} of {full:?}"
-            );
+            assert!(pause <= full && pause >= full * 3 / 4, "{pause:?} of {full:?}");
         }
         backoff.reset();
         assert!(backoff.next() <= min);

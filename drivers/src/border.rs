@@ -57,10 +57,7 @@ pub trait South: Send {
     /// Ends reading: completes the cycle that is under way, if there is one, and starts no other.
     /// Whole rows may be appended. A listening driver has nothing to complete.
     fn finish<'a>(&'a mut self, rows: &'a mut TableBuilder) -> BoxFuture<'a, Result<(), Fault>> {
-        debug_assert!(
-            !rows.is_open(),
-            "a driver with cycles completes the open one"
-        );
+        debug_assert!(!rows.is_open(), "a driver with cycles completes the open one");
         Box::pin(std::future::ready(Ok(())))
     }
 

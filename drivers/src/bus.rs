@@ -102,11 +102,7 @@ impl BusHandle {
 
     /// Waits for the connection. `Err` when the owner is gone for good. Cancel safe.
     pub(crate) async fn connected(&mut self) -> Result<(), Gone> {
-        self.state
-            .wait_for(|s| *s == LinkState::Up)
-            .await
-            .map(|_| ())
-            .map_err(|_| Gone)
+        self.state.wait_for(|s| *s == LinkState::Up).await.map(|_| ()).map_err(|_| Gone)
     }
 
     /// Queues a request; the answer comes through the receiver, whose end without an answer means
@@ -114,10 +110,7 @@ impl BusHandle {
     pub(crate) async fn submit(&self, mut job: NewJob) -> Result<oneshot::Receiver<Answer>, Gone> {
         job.buffer.clear();
         let (reply, answer) = oneshot::channel();
-        self.jobs
-            .send(Job { new: job, reply })
-            .await
-            .map_err(|_| Gone)?;
+        self.jobs.send(Job { new: job, reply }).await.map_err(|_| Gone)?;
         Ok(answer)
     }
 
@@ -234,9 +227,7 @@ pub struct BusOwner {
 
 impl std::fmt::Debug for BusOwner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BusOwner")
-            .field("target", &self.connector.target())
-            .finish_non_exhaustive()
+        f.debug_struct("BusOwner").field("target", &self.connector.target()).finish_non_exhaustive()
     }
 }
 
@@ -252,10 +243,7 @@ impl BusOwner {
     /// Dropping the future gives up the connection and fails the request under way; queued
     /// requests stay for the next run.
     pub async fn run(&mut self) {
-        let _down = DownWhenDropped {
-            state: self.state.clone(),
-            stats: Arc::clone(&self.stats),
-        };
+        let _down = DownWhenDropped { state: self.state.clone(), stats: Arc::clone(&self.stats) };
         // The wait before the next attempt to connect.
         let mut pause = Duration::ZERO;
         let mut reopen_after = REOPEN_TIMEOUTS;
@@ -266,11 +254,7 @@ impl BusOwner {
             self.stats.add(Counter::Connects, 1);
             self.set_state(LinkState::Up);
             tracing::info!(target_address = %self.connector.target(), "connected");
-            let mut served = Served {
-                silent: 0,
-                reopen_after,
-                good: false,
-            };
+            let mut served = Served { silent: 0, reopen_after, good: false };
             let end = self.serve(stream, &mut served).await;
             if served.good {
                 self.pacing.backoff.reset();
@@ -285,11 +269,7 @@ impl BusOwner {
                 End::Lost(failure) => {
                     self.lost(&failure.to_string());
                     // A connection that worked is made anew at once, one that never did is not.
-                    if served.good {
-                        Duration::ZERO
-                    } else {
-                        self.pacing.backoff.next()
-                    }
+                    if served.good { Duration::ZERO } else { self.pacing.backoff.next() }
                 }
             };
         }
@@ -313,11 +293,7 @@ impl BusOwner {
     /// Tries until there is a connection, answering requests meanwhile; `None` when all handles
     /// are gone.
     async fn connect(&mut self, mut pause: Duration) -> Option<Box<dyn Link>> {
-        let grace = if pause.is_zero() {
-            RECONNECT_GRACE
-        } else {
-            Duration::ZERO
-        };
+        let grace = if pause.is_zero() { RECONNECT_GRACE } else { Duration::ZERO };
         let refuse_from = Instant::now() + grace;
         loop {
             if !pause.is_zero() {
@@ -339,10 +315,7 @@ impl BusOwner {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no connection within {limit:?}"),
             };
-            self.lost(&format!(
-                "cannot connect to {}: {error}",
-                self.connector.target()
-            ));
+            self.lost(&format!("cannot connect to {}: {error}", self.connector.target()));
             pause = self.pacing.backoff.next();
         }
     }
@@ -358,11 +331,7 @@ impl BusOwner {
                 failure = connection.idle(Tally(&idle_tally)) => return End::Lost(failure),
                 job = self.jobs.recv() => job,
             };
-            let Some(Job {
-                new: mut job,
-                reply,
-            }) = job
-            else {
+            let Some(Job { new: mut job, reply }) = job else {
                 return End::Unused;
             };
             if reply.is_closed() {
@@ -373,23 +342,11 @@ impl BusOwner {
             self.transaction = self.transaction.wrapping_add(1);
             let tally = [&*link_stats, &*device_stats];
             let outcome = connection
-                .read(
-                    self.transaction,
-                    &job.request,
-                    job.timeout,
-                    &mut job.buffer,
-                    Tally(&tally),
-                )
+                .read(self.transaction, &job.request, job.timeout, &mut job.buffer, Tally(&tally))
                 .await;
             self.ready_at = Instant::now() + self.pacing.inter_request_delay;
             let end = self.judge(&outcome, served);
-            if reply
-                .send(Answer {
-                    buffer: job.buffer,
-                    outcome,
-                })
-                .is_err()
-            {
+            if reply.send(Answer { buffer: job.buffer, outcome }).is_err() {
                 tracing::debug!("nobody waits for the answer any more");
             }
             if let Some(end) = end {
@@ -437,13 +394,8 @@ async fn refuse(
     sleep_until(from).await;
     loop {
         let job = jobs.recv().await?;
-        let error = stats
-            .last_error()
-            .unwrap_or_else(|| "not connected yet".to_owned());
-        let answer = Answer {
-            buffer: job.new.buffer,
-            outcome: Err(Failure::Link(error.into())),
-        };
+        let error = stats.last_error().unwrap_or_else(|| "not connected yet".to_owned());
+        let answer = Answer { buffer: job.new.buffer, outcome: Err(Failure::Link(error.into())) };
         if job.reply.send(answer).is_err() {
             tracing::debug!("nobody waits for the answer any more");
         }

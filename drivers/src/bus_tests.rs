@@ -7,21 +7,12 @@ use crate::modbus::peer::{Does, Peer};
 use crate::modbus::testing::tcp;
 use crate::south::modbus::RegisterKind;
 
-const REQUEST: ReadRequest = ReadRequest {
-    unit: 9,
-    kind: RegisterKind::Input,
-    start: 0x10,
-    quantity: 1,
-};
+const REQUEST: ReadRequest =
+    ReadRequest { unit: 9, kind: RegisterKind::Input, start: 0x10, quantity: 1 };
 
 fn job(request: ReadRequest) -> NewJob {
     let timeout = Duration::from_millis(500);
-    NewJob {
-        request,
-        timeout,
-        buffer: Vec::new(),
-        stats: Arc::default(),
-    }
+    NewJob { request, timeout, buffer: Vec::new(), stats: Arc::default() }
 }
 
 async fn ask(bus: &BusHandle) -> Answer {
@@ -68,9 +59,7 @@ async fn a34_requests_to_a_dead_link_are_refused_at_once() {
     ask(&bus).await.outcome.unwrap_err();
     let start = Instant::now();
     for _ in 0..10_000 {
-        let Err(Failure::Link(text)) = ask(&bus).await.outcome else {
-            panic!("no link")
-        };
+        let Err(Failure::Link(text)) = ask(&bus).await.outcome else { panic!("no link") };
         assert!(text.contains("cannot connect to plc.test:502"), "{text}");
     }
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -96,10 +85,7 @@ async fn a32_a_link_comes_back_within_one_cap() {
             *pause >= Duration::from_millis(22_500) && *pause <= Duration::from_secs(30) + tick
         );
     }
-    assert!(
-        pauses[7..].windows(2).any(|w| w[0].abs_diff(w[1]) > tick),
-        "jitter"
-    );
+    assert!(pauses[7..].windows(2).any(|w| w[0].abs_diff(w[1]) > tick), "jitter");
     ask(&bus).await.outcome.unwrap();
 }
 
@@ -115,10 +101,7 @@ async fn a_silent_connection_is_made_anew() {
         ask(&bus).await.outcome.unwrap_err();
         connects.push(bus.stats().get(Counter::Connects));
     }
-    assert_eq!(
-        (connects[2], connects[4], connects[12], connects[28]),
-        (1, 2, 3, 4)
-    );
+    assert_eq!((connects[2], connects[4], connects[12], connects[28]), (1, 2, 3, 4));
     assert_eq!(bus.stats().get(Counter::LinkFaults), 0);
 }
 
@@ -128,13 +111,7 @@ async fn a_withdrawn_request_is_not_sent() {
     let peer = Peer::new(|seen| Does::Says(seen.addresses()));
     let (bus, mut owner) = with_connector("bus", &tcp(json!({})), Box::new(peer.clone()));
     drop(bus.submit(job(REQUEST)).await.unwrap());
-    let kept = bus
-        .submit(job(ReadRequest {
-            start: 7,
-            ..REQUEST
-        }))
-        .await
-        .unwrap();
+    let kept = bus.submit(job(ReadRequest { start: 7, ..REQUEST })).await.unwrap();
     tokio::spawn(async move { owner.run().await });
     assert_eq!(kept.await.unwrap().buffer, [0, 7]);
     assert_eq!(peer.seen().len(), 1);
@@ -146,17 +123,11 @@ async fn a_withdrawn_request_is_not_sent() {
 async fn an_owner_can_be_run_again() {
     let mut panics = true;
     let peer = Peer::new(move |seen| {
-        if std::mem::take(&mut panics) {
-            Does::Nothing
-        } else {
-            Does::Says(seen.addresses())
-        }
+        if std::mem::take(&mut panics) { Does::Nothing } else { Does::Says(seen.addresses()) }
     });
     let (mut bus, mut owner) = with_connector("bus", &tcp(json!({})), Box::new(peer.clone()));
     let waiting = bus.submit(job(REQUEST)).await.unwrap();
-    timeout(Duration::from_millis(100), owner.run())
-        .await
-        .unwrap_err();
+    timeout(Duration::from_millis(100), owner.run()).await.unwrap_err();
     waiting.await.unwrap_err();
     assert_eq!(bus.state(), LinkState::Down);
     tokio::spawn(async move { owner.run().await });

@@ -57,15 +57,8 @@ impl Scaling {
         let inverse = (1.0 / scale).round();
         // Exact only where the decimal that was written is the nearest number to 1/n.
         let exact = inverse.abs() > 1.0 && inverse.abs() <= 1e15 && same(1.0 / inverse, scale);
-        let factor = if exact {
-            Factor::Over(inverse)
-        } else {
-            Factor::Times(scale)
-        };
-        Some(Self {
-            factor,
-            offset: point.offset.unwrap_or(0.0),
-        })
+        let factor = if exact { Factor::Over(inverse) } else { Factor::Times(scale) };
+        Some(Self { factor, offset: point.offset.unwrap_or(0.0) })
     }
 
     fn apply(self, raw: f64) -> f64 {
@@ -115,15 +108,8 @@ impl PointDecoder {
         };
         let wide = matches!(shape, Shape::Number(_)) && point.quantity() > 1;
         // The device's order speaks of wide values only; a point's own speaks of that point.
-        let order = point
-            .order
-            .unwrap_or(if wide { order } else { Order::Abcd });
-        Self {
-            shape,
-            order,
-            quantity: point.quantity(),
-            scaling: Scaling::of(point),
-        }
+        let order = point.order.unwrap_or(if wide { order } else { Order::Abcd });
+        Self { shape, order, quantity: point.quantity(), scaling: Scaling::of(point) }
     }
 
     /// The bytes that [`PointDecoder::decode`] needs.
@@ -268,10 +254,7 @@ impl PointDecoder {
                 StringBytes::Low => !high,
             }
         });
-        let end = scratch
-            .iter()
-            .position(|b| *b == 0)
-            .unwrap_or(scratch.len());
+        let end = scratch.iter().position(|b| *b == 0).unwrap_or(scratch.len());
         let text = String::from_utf8_lossy(&scratch[..end]);
         rows.value(column, Value::Text(text.trim_end_matches(' ')));
     }

@@ -24,18 +24,11 @@ fn decoded(order: &str, mut point: Json, registers: &[u16]) -> (ArrayRef, Qualit
 }
 
 fn float(order: &str, point: Json, registers: &[u16]) -> f64 {
-    decoded(order, point, registers)
-        .0
-        .as_primitive::<arrow_types::Float64Type>()
-        .value(0)
+    decoded(order, point, registers).0.as_primitive::<arrow_types::Float64Type>().value(0)
 }
 
 fn text(order: &str, point: Json, registers: &[u16]) -> String {
-    decoded(order, point, registers)
-        .0
-        .as_string::<i32>()
-        .value(0)
-        .to_owned()
+    decoded(order, point, registers).0.as_string::<i32>().value(0).to_owned()
 }
 
 /// Field case A8: 231.0 V, and the order that makes a denormal of it.
@@ -61,25 +54,14 @@ fn a08_all_orders_of_32_bits() {
         ("dcba", 2_018_915_346),
     ] {
         let (column, _) = decoded(order, json!({ "type": "u32" }), &[0x1234, 0x5678]);
-        assert_eq!(
-            column.as_primitive::<arrow_types::UInt32Type>().value(0),
-            expected,
-            "{order}"
-        );
+        assert_eq!(column.as_primitive::<arrow_types::UInt32Type>().value(0), expected, "{order}");
         let (column, _) = decoded(order, json!({ "type": "i32" }), &[0x1234, 0x5678]);
         let expected = expected.cast_signed();
-        assert_eq!(
-            column.as_primitive::<arrow_types::Int32Type>().value(0),
-            expected,
-            "{order}"
-        );
+        assert_eq!(column.as_primitive::<arrow_types::Int32Type>().value(0), expected, "{order}");
         // A point's own order wins over the device's.
         let own = json!({ "type": "u32", "order": "abcd" });
         let (column, _) = decoded(order, own, &[0x1234, 0x5678]);
-        assert_eq!(
-            column.as_primitive::<arrow_types::UInt32Type>().value(0),
-            305_419_896
-        );
+        assert_eq!(column.as_primitive::<arrow_types::UInt32Type>().value(0), 305_419_896);
     }
 }
 
@@ -113,30 +95,15 @@ fn small_numbers() {
         let (column, _) = decoded("dcba", json!({ "type": "i16" }), &[r]);
         column.as_primitive::<arrow_types::Int16Type>().value(0)
     };
-    assert_eq!(
-        (i16_of(0xFFFF), i16_of(0x8000), i16_of(0x7FFF)),
-        (-1, -32768, 32767)
-    );
+    assert_eq!((i16_of(0xFFFF), i16_of(0x8000), i16_of(0x7FFF)), (-1, -32768, 32767));
     let (column, _) = decoded("abcd", json!({}), &[0xFFFF]);
-    assert_eq!(
-        column.as_primitive::<arrow_types::UInt16Type>().value(0),
-        65535
-    );
+    assert_eq!(column.as_primitive::<arrow_types::UInt16Type>().value(0), 65535);
     let (column, _) = decoded("abcd", json!({ "order": "dcba" }), &[0x1234]);
-    assert_eq!(
-        column.as_primitive::<arrow_types::UInt16Type>().value(0),
-        0x3412
-    );
+    assert_eq!(column.as_primitive::<arrow_types::UInt16Type>().value(0), 0x3412);
     let (column, _) = decoded("abcd", json!({ "type": "i8" }), &[0x7F80]);
-    assert_eq!(
-        column.as_primitive::<arrow_types::Int8Type>().value(0),
-        -128
-    );
+    assert_eq!(column.as_primitive::<arrow_types::Int8Type>().value(0), -128);
     let (column, _) = decoded("abcd", json!({ "type": "u8", "byte": "high" }), &[0x7F80]);
-    assert_eq!(
-        column.as_primitive::<arrow_types::UInt8Type>().value(0),
-        127
-    );
+    assert_eq!(column.as_primitive::<arrow_types::UInt8Type>().value(0), 127);
 }
 
 #[test]
@@ -170,10 +137,7 @@ fn half_precision() {
 /// Field case A12: a quiet NaN is no value.
 #[test]
 fn a12_nan_is_null() {
-    for point in [
-        json!({ "type": "f32" }),
-        json!({ "type": "f32", "scale": 10.0 }),
-    ] {
+    for point in [json!({ "type": "f32" }), json!({ "type": "f32", "scale": 10.0 })] {
         let (column, quality) = decoded("abcd", point, &[0x7FC0, 0x0000]);
         assert!(column.is_null(0));
         assert_eq!(quality, Quality::Bad);
@@ -183,20 +147,11 @@ fn a12_nan_is_null() {
 #[test]
 fn decimal_digits() {
     let (column, _) = decoded("abcd", json!({ "type": "bcd16" }), &[0x1234]);
-    assert_eq!(
-        column.as_primitive::<arrow_types::UInt16Type>().value(0),
-        1234
-    );
+    assert_eq!(column.as_primitive::<arrow_types::UInt16Type>().value(0), 1234);
     let (column, _) = decoded("cdab", json!({ "type": "bcd32" }), &[0x5678, 0x1234]);
-    assert_eq!(
-        column.as_primitive::<arrow_types::UInt32Type>().value(0),
-        12_345_678
-    );
+    assert_eq!(column.as_primitive::<arrow_types::UInt32Type>().value(0), 12_345_678);
     let (column, _) = decoded("abcd", json!({ "type": "bcd32" }), &[0x9999, 0x9999]);
-    assert_eq!(
-        column.as_primitive::<arrow_types::UInt32Type>().value(0),
-        99_999_999
-    );
+    assert_eq!(column.as_primitive::<arrow_types::UInt32Type>().value(0), 99_999_999);
     let (column, quality) = decoded("abcd", json!({ "type": "bcd16" }), &[0x12A4]);
     assert!(column.is_null(0));
     assert_eq!(quality, Quality::Bad);
@@ -222,22 +177,9 @@ fn scale_and_offset_give_the_decimal_that_was_meant() {
 #[test]
 fn a07_one_character_a_register() {
     let point = |bytes| json!({ "type": "string", "length": 4, "string_bytes": bytes });
-    assert_eq!(
-        text("abcd", point("low"), &[0x4D, 0x6F, 0x64, 0x62]),
-        "Modb"
-    );
-    assert_eq!(
-        text("dcba", point("high"), &[0x4D00, 0x6F00, 0x6400, 0x6200]),
-        "Modb"
-    );
-    assert_eq!(
-        text(
-            "cdab",
-            json!({ "type": "string", "length": 2 }),
-            &[0x4D6F, 0x6462]
-        ),
-        "Modb"
-    );
+    assert_eq!(text("abcd", point("low"), &[0x4D, 0x6F, 0x64, 0x62]), "Modb");
+    assert_eq!(text("dcba", point("high"), &[0x4D00, 0x6F00, 0x6400, 0x6200]), "Modb");
+    assert_eq!(text("cdab", json!({ "type": "string", "length": 2 }), &[0x4D6F, 0x6462]), "Modb");
     let swapped = json!({ "type": "string", "length": 2, "order": "badc" });
     assert_eq!(text("abcd", swapped, &[0x6F4D, 0x6264]), "Modb");
 }
@@ -259,11 +201,7 @@ fn a13_text_ends_at_nul_and_before_spaces() {
 
 #[test]
 fn raw_bytes_are_untouched() {
-    let (column, _) = decoded(
-        "dcba",
-        json!({ "type": "bytes", "length": 2 }),
-        &[0x0102, 0xFF00],
-    );
+    let (column, _) = decoded("dcba", json!({ "type": "bytes", "length": 2 }), &[0x0102, 0xFF00]);
     assert_eq!(column.as_binary::<i32>().value(0), [1, 2, 0xFF, 0]);
 }
 

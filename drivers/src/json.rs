@@ -63,10 +63,7 @@ impl Node {
     }
 
     fn child(&self, key: &str) -> Option<&Self> {
-        let at = self
-            .children
-            .binary_search_by(|(k, _)| k.as_str().cmp(key))
-            .ok()?;
+        let at = self.children.binary_search_by(|(k, _)| k.as_str().cmp(key)).ok()?;
         Some(&self.children[at].1)
     }
 }
@@ -120,15 +117,9 @@ impl Decoder {
             types: points.iter().map(|p| p.value_type).collect(),
             time_slot,
             time_unit: json.time_unit,
-            rows_path: json
-                .rows
-                .as_deref()
-                .map(|p| p.split('.').map(str::to_owned).collect()),
+            rows_path: json.rows.as_deref().map(|p| p.split('.').map(str::to_owned).collect()),
             utc: "+00:00".parse().ok(),
-            found: Found {
-                width,
-                ..Found::default()
-            },
+            found: Found { width, ..Found::default() },
         }
     }
 
@@ -142,23 +133,10 @@ impl Decoder {
         found.text.clear();
         let mut json = serde_json::Deserializer::from_slice(message);
         let shape = match &self.rows_path {
-            None => Rows {
-                row: &self.row,
-                found,
-                path: &[],
-                single: true,
-            },
-            Some(path) => Rows {
-                row: &self.row,
-                found,
-                path,
-                single: false,
-            },
+            None => Rows { row: &self.row, found, path: &[], single: true },
+            Some(path) => Rows { row: &self.row, found, path, single: false },
         };
-        shape
-            .deserialize(&mut json)
-            .and_then(|()| json.end())
-            .map_err(|e| e.to_string())?;
+        shape.deserialize(&mut json).and_then(|()| json.end()).map_err(|e| e.to_string())?;
         Ok(found.rows)
     }
 
@@ -214,13 +192,13 @@ fn typed(cell: Cell, of: FieldType, text: &str) -> Result<Value<'_>, Reason> {
         (_, Cell::Absent) => Err(Reason::Missing),
         (FieldType::Bool, Cell::Bool(v)) => Ok(Value::Bool(v)),
         (FieldType::I64, Cell::Int(v)) => Ok(Value::I64(v)),
-        (FieldType::I64, Cell::Uint(v)) => i64::try_from(v)
-            .map(Value::I64)
-            .map_err(|_| Reason::OutOfRange),
+        (FieldType::I64, Cell::Uint(v)) => {
+            i64::try_from(v).map(Value::I64).map_err(|_| Reason::OutOfRange)
+        }
         (FieldType::U64, Cell::Uint(v)) => Ok(Value::U64(v)),
-        (FieldType::U64, Cell::Int(v)) => u64::try_from(v)
-            .map(Value::U64)
-            .map_err(|_| Reason::OutOfRange),
+        (FieldType::U64, Cell::Int(v)) => {
+            u64::try_from(v).map(Value::U64).map_err(|_| Reason::OutOfRange)
+        }
         (FieldType::F64, Cell::Float(v)) => Ok(Value::F64(v)),
         (FieldType::F64, Cell::Int(v)) => Ok(Value::F64(v as f64)),
         (FieldType::F64, Cell::Uint(v)) => Ok(Value::F64(v as f64)),
@@ -240,9 +218,7 @@ fn rfc3339(text: &str, utc: Tz) -> Option<i64> {
     if bytes.len() < 20 || !(zulu || offset) {
         return None;
     }
-    string_to_datetime(&utc, text)
-        .ok()
-        .map(|time| time.timestamp_micros())
+    string_to_datetime(&utc, text).ok().map(|time| time.timestamp_micros())
 }
 
 /// A number as whole microseconds, rounded.
@@ -252,10 +228,7 @@ fn whole(micros: f64) -> Option<i64> {
     if rounded.is_nan() || rounded.abs() >= 9_223_372_036_854_775_808.0 {
         return None;
     }
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the range was checked above"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "the range was checked above")]
     Some(rounded as i64)
 }
 
@@ -263,9 +236,7 @@ impl Found {
     fn begin_row<E: serde::de::Error>(&mut self) -> Result<usize, E> {
         let base = self.cells.len();
         if base + self.width > CELLS_MAX {
-            return Err(E::custom(format!(
-                "the message has more than {CELLS_MAX} values"
-            )));
+            return Err(E::custom(format!("the message has more than {CELLS_MAX} values")));
         }
         self.cells.resize(base + self.width, Cell::Absent);
         self.rows += 1;
@@ -304,12 +275,7 @@ impl<'de> Visitor<'de> for Rows<'_> {
         let Some((wanted, deeper)) = self.path.split_first() else {
             if self.single {
                 let base = self.found.begin_row()?;
-                return Fields {
-                    node: self.row,
-                    found: self.found,
-                    base,
-                }
-                .visit_map(map);
+                return Fields { node: self.row, found: self.found, base }.visit_map(map);
             }
             return Err(A::Error::invalid_type(serde::de::Unexpected::Map, &self));
         };
@@ -324,31 +290,16 @@ impl<'de> Visitor<'de> for Rows<'_> {
             }
             seen = true;
             let Self { row, found, .. } = &mut self;
-            map.next_value_seed(Rows {
-                row,
-                found,
-                path: deeper,
-                single: false,
-            })?;
+            map.next_value_seed(Rows { row, found, path: deeper, single: false })?;
         }
-        if seen {
-            Ok(())
-        } else {
-            Err(A::Error::custom(format!("the key `{wanted}` is missing")))
-        }
+        if seen { Ok(()) } else { Err(A::Error::custom(format!("the key `{wanted}` is missing"))) }
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         if !self.path.is_empty() {
             return Err(A::Error::invalid_type(serde::de::Unexpected::Seq, &self));
         }
-        while seq
-            .next_element_seed(Row {
-                row: self.row,
-                found: &mut *self.found,
-            })?
-            .is_some()
-        {}
+        while seq.next_element_seed(Row { row: self.row, found: &mut *self.found })?.is_some() {}
         Ok(())
     }
 }
@@ -399,12 +350,7 @@ impl<'de> Visitor<'de> for Row<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<(), A::Error> {
         let base = self.found.begin_row()?;
-        Fields {
-            node: self.row,
-            found: self.found,
-            base,
-        }
-        .visit_map(map)
+        Fields { node: self.row, found: self.found, base }.visit_map(map)
     }
 }
 
@@ -482,11 +428,9 @@ impl<'de> Visitor<'de> for Fields<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(child) = map.next_key_seed(Lookup(self.node))? {
             match child {
-                Some(node) => map.next_value_seed(Fields {
-                    node,
-                    found: &mut *self.found,
-                    base: self.base,
-                })?,
+                Some(node) => {
+                    map.next_value_seed(Fields { node, found: &mut *self.found, base: self.base })?
+                }
                 None => {
                     map.next_value::<IgnoredAny>()?;
                 }

@@ -22,19 +22,11 @@ pub struct Point {
 impl Point {
     /// Describes a measured value without a unit.
     pub fn new(name: impl Into<String>, data_type: DataType) -> Self {
-        Self {
-            name: name.into(),
-            data_type,
-            unit: None,
-            metadata: false,
-        }
+        Self { name: name.into(), data_type, unit: None, metadata: false }
     }
 
     /// Describes a column that tells about the row, not about the plant.
     pub fn metadata(name: impl Into<String>, data_type: DataType) -> Self {
-        Self {
-            metadata: true,
-            ..Self::new(name, data_type)
-        }
+        Self { metadata: true, ..Self::new(name, data_type) }
     }
 }

@@ -113,10 +113,7 @@ impl Stats {
 
     /// Reads all counters that are not zero.
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        Counter::ALL
-            .iter()
-            .map(|c| (c.name(), self.get(*c)))
-            .filter(|(_, n)| *n > 0)
+        Counter::ALL.iter().map(|c| (c.name(), self.get(*c))).filter(|(_, n)| *n > 0)
     }
 
     /// Sets the link's state.
@@ -135,18 +132,12 @@ impl Stats {
 
     /// Remembers an error in words; `None` clears it.
     pub fn set_error(&self, error: Option<String>) {
-        *self
-            .last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = error;
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }
 
     /// The last error in words.
     pub fn last_error(&self) -> Option<String> {
-        self.last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces what the driver has learnt about the far side, in words, such as the registers
@@ -157,9 +148,6 @@ impl Stats {
 
     /// What the driver has learnt about the far side.
     pub fn notes(&self) -> Vec<String> {
-        self.notes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

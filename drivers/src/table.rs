@@ -258,10 +258,7 @@ impl TableBuilder {
             points: points.into(),
             columns: points.iter().map(|p| Column::new(&p.data_type)).collect(),
             point_qualities: point_quality.then(|| {
-                points
-                    .iter()
-                    .map(|_| (StringBuilder::new(), StringBuilder::new()))
-                    .collect()
+                points.iter().map(|_| (StringBuilder::new(), StringBuilder::new())).collect()
             }),
             arrived: Vec::new(),
             times: Vec::new(),
@@ -297,11 +294,7 @@ impl TableBuilder {
     /// When a row is open already: a bug of the driver.
     pub fn begin(&mut self) {
         assert!(self.open.is_none(), "the row before is still open");
-        self.open = Some(OpenRow {
-            time: None,
-            good: 0,
-            failed: 0,
-        });
+        self.open = Some(OpenRow { time: None, good: 0, failed: 0 });
     }
 
     /// Sets the source's own time of the open row, in microseconds since 1970 UTC.
@@ -373,9 +366,7 @@ impl TableBuilder {
                 self.fail(point, Reason::Missing);
             }
         }
-        let Some(row) = self.open.take() else {
-            panic!("no row is open")
-        };
+        let Some(row) = self.open.take() else { panic!("no row is open") };
         self.qualities.push(match (row.good, row.failed) {
             (_, 0) => Quality::Good,
             (0, _) => Quality::Bad,
@@ -404,10 +395,7 @@ impl TableBuilder {
                 .map(|((q, r), p)| {
                     (
                         p.metadata,
-                        (
-                            Arc::new(q.finish()) as ArrayRef,
-                            Arc::new(r.finish()) as ArrayRef,
-                        ),
+                        (Arc::new(q.finish()) as ArrayRef, Arc::new(r.finish()) as ArrayRef),
                     )
                 })
                 .filter_map(|(metadata, pair)| (!metadata).then_some(pair))
@@ -462,11 +450,7 @@ mod tests {
     #[test]
     fn a_row_is_as_good_as_its_points() {
         let mut table = TableBuilder::new(&points(), true);
-        for (u, n) in [
-            (Some(1.0), Some(1)),
-            (Some(f64::NAN), Some(2)),
-            (None, None),
-        ] {
+        for (u, n) in [(Some(1.0), Some(1)), (Some(f64::NAN), Some(2)), (None, None)] {
             table.begin();
             table.value(2, Value::Text("t"));
             if let Some(u) = u {
@@ -478,17 +462,11 @@ mod tests {
             table.end(Instant::now());
         }
         let rows = table.finish();
-        assert_eq!(
-            rows.qualities,
-            [Quality::Good, Quality::Uncertain, Quality::Bad]
-        );
+        assert_eq!(rows.qualities, [Quality::Good, Quality::Uncertain, Quality::Bad]);
         assert_eq!(rows.columns[0].null_count(), 2);
         assert_eq!(rows.point_qualities.len(), 2);
         let reasons = rows.point_qualities[0].1.as_string::<i32>();
-        assert_eq!(
-            reasons.iter().collect::<Vec<_>>(),
-            [None, Some("nan"), Some("missing")]
-        );
+        assert_eq!(reasons.iter().collect::<Vec<_>>(), [None, Some("nan"), Some("missing")]);
         assert!(table.is_empty());
     }
 

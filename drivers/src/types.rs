@@ -86,9 +86,7 @@ impl FromStr for Name {
 
     fn from_str(text: &str) -> Result<Self, Unparsable> {
         let mut chars = text.bytes();
-        let first = chars
-            .next()
-            .is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        let first = chars.next().is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
         let rest =
             chars.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_' || c == b'-');
         if first && rest && text.len() <= 63 {
@@ -174,14 +172,10 @@ impl FromStr for Span {
                  `10s`, `5m`, `2h` or `30d`"
             ))
         };
-        let digits = text
-            .find(|c: char| !c.is_ascii_digit())
-            .ok_or_else(refuse)?;
+        let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;
         let number: u64 = text[..digits].parse().map_err(|_| refuse())?;
-        let (_, factor) = SPAN_UNITS
-            .iter()
-            .find(|(unit, _)| *unit == &text[digits..])
-            .ok_or_else(refuse)?;
+        let (_, factor) =
+            SPAN_UNITS.iter().find(|(unit, _)| *unit == &text[digits..]).ok_or_else(refuse)?;
         let micros = number
             .checked_mul(*factor)
             .filter(|m| i64::try_from(*m).is_ok())
@@ -190,12 +184,7 @@ impl FromStr for Span {
     }
 }
 
-string_type!(
-    Span,
-    "^[0-9]+(us|ms|s|m|h|d)$",
-    "a duration with its unit",
-    "10s"
-);
+string_type!(Span, "^[0-9]+(us|ms|s|m|h|d)$", "a duration with its unit", "10s");
 
 /// A number of bytes, written with its unit: `256KiB`, `64MiB`, `2GiB`, `100B`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -229,13 +218,8 @@ impl Bytes {
 }
 
 /// Bytes of each unit, largest first.
-const BYTE_UNITS: [(&str, u64); 5] = [
-    ("TiB", 1 << 40),
-    ("GiB", 1 << 30),
-    ("MiB", 1 << 20),
-    ("KiB", 1 << 10),
-    ("B", 1),
-];
+const BYTE_UNITS: [(&str, u64); 5] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -263,24 +247,15 @@ impl FromStr for Bytes {
                  `256KiB`, `64MiB` or `2GiB`"
             ))
         };
-        let digits = text
-            .find(|c: char| !c.is_ascii_digit())
-            .ok_or_else(refuse)?;
+        let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;
         let number: u64 = text[..digits].parse().map_err(|_| refuse())?;
-        let (_, factor) = BYTE_UNITS
-            .iter()
-            .find(|(unit, _)| *unit == &text[digits..])
-            .ok_or_else(refuse)?;
+        let (_, factor) =
+            BYTE_UNITS.iter().find(|(unit, _)| *unit == &text[digits..]).ok_or_else(refuse)?;
         number.checked_mul(*factor).map(Self).ok_or_else(refuse)
     }
 }
 
-string_type!(
-    Bytes,
-    "^[0-9]+(B|KiB|MiB|GiB|TiB)$",
-    "a size with its unit",
-    "64MiB"
-);
+string_type!(Bytes, "^[0-9]+(B|KiB|MiB|GiB|TiB)$", "a size with its unit", "64MiB");
 
 /// A Modbus unit id. 1 to 247 address a unit on a serial line; 0 and 255 are what TCP devices
 /// without units use (Modbus Messaging on TCP/IP Implementation Guide V1.0b, section 4.4.2.2).
@@ -358,13 +333,9 @@ impl FromStr for MqttUrl {
             None => text.to_owned(),
         };
         let refuse = |why: &str| {
-            Unparsable::new(format!(
-                "`{shown}` {why}: write `mqtt://host` or `mqtt://host:1883`"
-            ))
+            Unparsable::new(format!("`{shown}` {why}: write `mqtt://host` or `mqtt://host:1883`"))
         };
-        let rest = text
-            .strip_prefix("mqtt://")
-            .ok_or_else(|| refuse("is not an MQTT address"))?;
+        let rest = text.strip_prefix("mqtt://").ok_or_else(|| refuse("is not an MQTT address"))?;
         if rest.contains('@') {
             return Err(refuse(
                 "holds a user or password, which belong in `username` and `password`",
@@ -390,19 +361,11 @@ impl FromStr for MqttUrl {
                 _ => return Err(refuse("has no valid port")),
             },
         };
-        Ok(Self {
-            host: host.to_owned(),
-            port,
-        })
+        Ok(Self { host: host.to_owned(), port })
     }
 }
 
-string_type!(
-    MqttUrl,
-    "^mqtt://[^/@ ]+$",
-    "the address of an MQTT broker",
-    "mqtt://localhost:1883"
-);
+string_type!(MqttUrl, "^mqtt://[^/@ ]+$", "the address of an MQTT broker", "mqtt://localhost:1883");
 
 /// A secret, by reference. The text itself never stands in a configuration, a log or an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -420,12 +383,8 @@ mod tests {
 
     #[test]
     fn spans_carry_their_unit() {
-        for (text, millis) in [
-            ("500ms", 500),
-            ("10s", 10_000),
-            ("5m", 300_000),
-            ("1d", 86_400_000),
-        ] {
+        for (text, millis) in [("500ms", 500), ("10s", 10_000), ("5m", 300_000), ("1d", 86_400_000)]
+        {
             let span: Span = text.parse().unwrap();
             assert_eq!(span.duration(), Duration::from_millis(millis));
             assert_eq!(span.to_string(), text);
@@ -461,14 +420,8 @@ mod tests {
         let url: MqttUrl = "mqtt://[::1]:18830".parse().unwrap();
         assert_eq!((url.host.as_str(), url.port), ("::1", 18830));
         assert_eq!(url.to_string(), "mqtt://[::1]:18830");
-        for text in [
-            "tcp://a",
-            "mqtt://",
-            "mqtt://a:0",
-            "mqtt://a:x",
-            "mqtt://u:p@a",
-            "mqtt://a/b",
-        ] {
+        for text in ["tcp://a", "mqtt://", "mqtt://a:0", "mqtt://a:x", "mqtt://u:p@a", "mqtt://a/b"]
+        {
             text.parse::<MqttUrl>().unwrap_err();
         }
     }

@@ -17,12 +17,7 @@ impl Backoff {
     /// different parts take different seeds.
     pub fn new(min: Duration, max: Duration, seed: u64) -> Self {
         let min = min.max(Duration::from_millis(1));
-        Self {
-            min,
-            max: max.max(min),
-            next: min,
-            state: seed | 1,
-        }
+        Self { min, max: max.max(min), next: min, state: seed | 1 }
     }
 
     /// The next pause.
@@ -61,10 +56,7 @@ mod tests {
         let mut backoff = Backoff::new(min, max, 42);
         for nominal in [1, 2, 4, 5, 5].map(Duration::from_secs) {
             let pause = backoff.pause();
-            assert!(
-                pause >= nominal / 2 && pause <= nominal,
-                "{pause:?} for {nominal:?}"
-            );
+            assert!(pause >= nominal / 2 && pause <= nominal, "{pause:?} for {nominal:?}");
         }
         backoff.reset();
         assert!(backoff.pause() <= min);

@@ -34,13 +34,7 @@ impl Batcher {
         clock: SharedClock,
         first_seq: u64,
     ) -> Self {
-        Self {
-            device: device.to_owned(),
-            schema,
-            feed,
-            clock,
-            next_seq: first_seq,
-        }
+        Self { device: device.to_owned(), schema, feed, clock, next_seq: first_seq }
     }
 
     /// Makes one batch of `rows`. An error means that the rows are not of the table's schema: a
@@ -51,19 +45,12 @@ impl Batcher {
         let utc = |times: Vec<i64>| -> ArrayRef {
             Arc::new(TimestampMicrosecondArray::from(times).with_timezone("UTC"))
         };
-        let times = rows
-            .times
-            .iter()
-            .zip(&received)
-            .map(|(own, at)| own.unwrap_or(*at))
-            .collect();
+        let times = rows.times.iter().zip(&received).map(|(own, at)| own.unwrap_or(*at)).collect();
         let first = self.next_seq;
         let mut columns: Vec<ArrayRef> = vec![
             utc(times),
             Arc::new(StringArray::from_iter_values(repeat_n(&self.device, len))),
-            Arc::new(StringArray::from_iter_values(
-                rows.qualities.iter().map(|q| q.name()),
-            )),
+            Arc::new(StringArray::from_iter_values(rows.qualities.iter().map(|q| q.name()))),
             Arc::new(UInt64Array::from_iter_values(first..first + len as u64)),
         ];
         if self.feed {
@@ -130,21 +117,12 @@ mod tests {
         let batch = batcher.close(table.finish()).unwrap();
         let times = batch.column(0).as_primitive::<TimestampMicrosecondType>();
         assert_eq!(times.values(), &[1_000_000_000, 1_000_250_000]);
-        assert_eq!(
-            batch.column(3).as_primitive::<UInt64Type>().values(),
-            &[0, 1]
-        );
+        assert_eq!(batch.column(3).as_primitive::<UInt64Type>().values(), &[0, 1]);
         table.begin();
         table.time(5);
         table.end(Instant::now());
         let batch = batcher.close(table.finish()).unwrap();
-        assert_eq!(
-            batch
-                .column(0)
-                .as_primitive::<TimestampMicrosecondType>()
-                .value(0),
-            5
-        );
+        assert_eq!(batch.column(0).as_primitive::<TimestampMicrosecondType>().value(0), 5);
         assert_eq!(batch.column(3).as_primitive::<UInt64Type>().value(0), 2);
         assert_eq!(batch.column(2).as_string::<i32>().value(0), "bad");
     }

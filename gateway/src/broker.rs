@@ -68,11 +68,7 @@ impl Broker {
             });
             token.run_until_cancelled(accept).await
         });
-        Ok(Self {
-            addr,
-            connections,
-            closing: closing.drop_guard(),
-        })
+        Ok(Self { addr, connections, closing: closing.drop_guard() })
     }
 
     /// The address with the port that was bound.
@@ -128,10 +124,7 @@ impl Hub {
     /// Adds a client; an older one of the same name is closed [MQTT-3.1.4-2].
     fn add(&self, client: Client) -> Option<u64> {
         let mut clients = lock(&self.clients);
-        for other in clients
-            .values()
-            .filter(|c| !c.name.is_empty() && c.name == client.name)
-        {
+        for other in clients.values().filter(|c| !c.name.is_empty() && c.name == client.name) {
             other.closing.cancel();
         }
         (clients.len() < CLIENTS_MAX).then(|| {
@@ -153,23 +146,13 @@ impl Hub {
             .values()
             .filter_map(|client| {
                 let acknowledged = granted(&client.filters, topic)?;
-                let qos = if acknowledged {
-                    message.qos
-                } else {
-                    QoS::AtMostOnce
-                };
+                let qos = if acknowledged { message.qos } else { QoS::AtMostOnce };
                 Some((client.queue.clone(), qos))
             })
             .collect();
         for (queue, qos) in subscribers {
             // A new subscriber alone is told that a message was retained [MQTT-3.3.1-9].
-            let copy = Publish {
-                qos,
-                pkid: 0,
-                dup: false,
-                retain: false,
-                ..message.clone()
-            };
+            let copy = Publish { qos, pkid: 0, dup: false, retain: false, ..message.clone() };
             let closed = if qos == QoS::AtMostOnce {
                 matches!(
                     queue.try_send(Packet::Publish(copy)),
@@ -192,13 +175,7 @@ impl Hub {
             // A copy, so that it does not hold on to the whole buffer that it was read in.
             let payload = Bytes::copy_from_slice(&message.payload);
             let kept = Publish::from_bytes(topic, message.qos, payload);
-            retained.insert(
-                topic.to_owned(),
-                Publish {
-                    retain: true,
-                    ..kept
-                },
-            );
+            retained.insert(topic.to_owned(), Publish { retain: true, ..kept });
         } else {
             tracing::warn!(topic, "broker: too many retained topics; not retained");
         }
@@ -213,11 +190,7 @@ impl Hub {
             let known = clients.get_mut(&id).map(|client| &mut client.filters);
             // QoS 2 is granted as 1 [MQTT-3.8.4-6].
             let acknowledged = filter.qos != QoS::AtMostOnce;
-            let qos = if acknowledged {
-                QoS::AtLeastOnce
-            } else {
-                QoS::AtMostOnce
-            };
+            let qos = if acknowledged { QoS::AtLeastOnce } else { QoS::AtMostOnce };
             let Some(filters) = known.filter(|_| valid_filter(&filter.path)) else {
                 codes.push(SubscribeReasonCode::Failure);
                 continue;
@@ -230,14 +203,9 @@ impl Hub {
             filters.push((filter.path.clone(), acknowledged));
             codes.push(SubscribeReasonCode::Success(qos));
             let retained = lock(&self.retained);
-            let matching = retained
-                .iter()
-                .filter(|(topic, _)| matches(topic, &filter.path));
+            let matching = retained.iter().filter(|(topic, _)| matches(topic, &filter.path));
             messages.extend(matching.map(|(_, message)| match qos {
-                QoS::AtMostOnce => Publish {
-                    qos,
-                    ..message.clone()
-                },
+                QoS::AtMostOnce => Publish { qos, ..message.clone() },
                 _ => message.clone(),
             }));
         }
@@ -259,10 +227,7 @@ async fn connection(hub: Arc<Hub>, socket: TcpStream, closing: CancellationToken
         tracing::debug!(%error, "broker: nodelay");
     }
     let (input, mut output) = socket.into_split();
-    let mut input = Input {
-        socket: input,
-        buffer: BytesMut::new(),
-    };
+    let mut input = Input { socket: input, buffer: BytesMut::new() };
     let (queue, packets) = mpsc::channel(QUEUE_MAX);
     let greeting = timeout(CONNECT_TIMEOUT, input.next());
     let Some(Ok(greeting)) = closing.run_until_cancelled(greeting).await else {
@@ -275,20 +240,13 @@ async fn connection(hub: Arc<Hub>, socket: TcpStream, closing: CancellationToken
         }
         _ => return,
     };
-    let code = admitted
-        .as_ref()
-        .map_or_else(|code| *code, |_| ConnectReturnCode::Success);
+    let code = admitted.as_ref().map_or_else(|code| *code, |_| ConnectReturnCode::Success);
     let mut hello = BytesMut::new();
     let written = ConnAck::new(code, false).write(&mut hello).is_ok()
         && flush(&mut output, &mut hello).await.is_ok();
     let Ok((id, connect)) = admitted else { return };
     let unacked = Unacked::default();
-    let client = Session {
-        hub: &hub,
-        id,
-        queue,
-        unacked: &unacked,
-    };
+    let client = Session { hub: &hub, id, queue, unacked: &unacked };
     let served = async {
         tokio::select! {
             will = client.read(input, &connect), if written => will,
@@ -298,27 +256,10 @@ async fn connection(hub: Arc<Hub>, socket: TcpStream, closing: CancellationToken
     };
     let will = closing.run_until_cancelled(served).await.flatten();
     lock(&hub.clients).remove(&id);
-    if let Some(LastWill {
-        topic,
-        message,
-        qos,
-        retain,
-    }) = will
-    {
-        let qos = if qos == QoS::ExactlyOnce {
-            QoS::AtLeastOnce
-        } else {
-            qos
-        };
-        let message = Publish {
-            retain,
-            ..Publish::from_bytes(topic, qos, message)
-        };
-        if closing
-            .run_until_cancelled(hub.route(&message))
-            .await
-            .is_none()
-        {
+    if let Some(LastWill { topic, message, qos, retain }) = will {
+        let qos = if qos == QoS::ExactlyOnce { QoS::AtLeastOnce } else { qos };
+        let message = Publish { retain, ..Publish::from_bytes(topic, qos, message) };
+        if closing.run_until_cancelled(hub.route(&message)).await.is_none() {
             tracing::debug!("broker: stopped before a last will was published");
         }
     }
@@ -337,14 +278,9 @@ fn admit(
         return Err(ConnectReturnCode::BadClientId);
     }
     let (queue, closing) = (queue.clone(), closing.clone());
-    hub.add(Client {
-        name,
-        filters: Vec::new(),
-        queue,
-        closing,
-    })
-    .map(|id| (id, connect))
-    .ok_or(ConnectReturnCode::ServiceUnavailable)
+    hub.add(Client { name, filters: Vec::new(), queue, closing })
+        .map(|id| (id, connect))
+        .ok_or(ConnectReturnCode::ServiceUnavailable)
 }
 
 /// The reading half of a connected client.
@@ -397,8 +333,7 @@ impl Session<'_> {
             Packet::Publish(message) if message.qos != QoS::ExactlyOnce => {
                 self.hub.route(&message).await;
                 if message.qos == QoS::AtLeastOnce {
-                    self.answer(Packet::PubAck(PubAck::new(message.pkid)))
-                        .await?;
+                    self.answer(Packet::PubAck(PubAck::new(message.pkid))).await?;
                 }
                 ControlFlow::Continue(())
             }
@@ -416,12 +351,9 @@ impl Session<'_> {
             }
             Packet::Unsubscribe(request) => {
                 if let Some(client) = lock(&self.hub.clients).get_mut(&self.id) {
-                    client
-                        .filters
-                        .retain(|(path, _)| !request.topics.contains(path));
+                    client.filters.retain(|(path, _)| !request.topics.contains(path));
                 }
-                self.answer(Packet::UnsubAck(UnsubAck::new(request.pkid)))
-                    .await
+                self.answer(Packet::UnsubAck(UnsubAck::new(request.pkid))).await
             }
             Packet::PingReq => self.answer(Packet::PingResp).await,
             Packet::Disconnect => ControlFlow::Break(End::Goodbye),

@@ -104,10 +104,7 @@ pub fn start(document: &Document, around: &Surroundings) -> Result<Running, Star
     for stream in &document.streams {
         let queue = builder.stream(stream);
         for (index, name) in stream.from.iter().enumerate() {
-            let reader = Reader {
-                queue: queue.clone(),
-                table: index,
-            };
+            let reader = Reader { queue: queue.clone(), table: index };
             readers.entry(name.as_str()).or_default().push(reader);
         }
     }
@@ -159,10 +156,7 @@ fn layout(document: &Document) -> Layout {
             WhenFull::Block => store::WhenFull::Block,
         },
     });
-    Layout {
-        tables: tables.collect(),
-        sinks: sinks.collect(),
-    }
+    Layout { tables: tables.collect(), sinks: sinks.collect() }
 }
 
 /// What the engine needs to know of a stream; also used by `check`, `explain` and `test`.
@@ -178,26 +172,19 @@ pub fn stream_spec(
         .filter_map(|name| tables.iter().find(|t| t.name == name.as_str()))
         .collect();
     let sources = from.iter().enumerate().flat_map(|(index, table)| {
-        table
-            .devices
-            .iter()
-            .map(move |d| (index, document.devices[*d].name.to_string()))
+        table.devices.iter().map(move |d| (index, document.devices[*d].name.to_string()))
     });
     StreamSpec {
         name: stream.name.to_string(),
         sources: sources.collect(),
-        tables: from
-            .iter()
-            .map(|table| table_schema(table, event_time))
-            .collect(),
+        tables: from.iter().map(|table| table_schema(table, event_time)).collect(),
         window: stream.window.as_ref().map(|window| match window {
-            WindowConfig::Tumbling(t) => Window::Tumbling {
-                size: t.size.micros(),
-                offset: t.offset.micros(),
-            },
+            WindowConfig::Tumbling(t) => {
+                Window::Tumbling { size: t.size.micros(), offset: t.offset.micros() }
+            }
         }),
         allowed_lateness: stream.allowed_lateness.micros(),
-        idle_after: stream.idle_after.micros(),
+        idle_after: micros(stream.effective_idle_after(document)),
         memory_max: document.limits.memory.len() / 2 / document.streams.len().max(1),
     }
 }
@@ -242,10 +229,7 @@ impl Builder<'_> {
     fn stream(&mut self, stream: &StreamSection) -> mpsc::Sender<Positioned> {
         let (tx, rx) = mpsc::channel(self.document.limits.stream_queue as usize);
         let spec = stream_spec(self.document, stream, stream.event_time);
-        let (health, counts) = (
-            Arc::new(Health::default()),
-            Arc::new(StreamCounts::default()),
-        );
+        let (health, counts) = (Arc::new(Health::default()), Arc::new(StreamCounts::default()));
         let (shown, view) = watch::channel(None);
         self.views.streams.push(StreamView {
             name: stream.name.to_string(),
@@ -259,22 +243,14 @@ impl Builder<'_> {
         let part = StreamPart {
             spec,
             name: name.clone(),
-            tables: stream
-                .from
-                .iter()
-                .map(|name| name.as_str().into())
-                .collect(),
+            tables: stream.from.iter().map(|name| name.as_str().into()).collect(),
             sql_text: stream.sql.clone(),
             sql: self.sql.clone(),
             queue: rx,
             store: self.store.clone(),
             targets: self.targets(stream.to.iter().map(|route| route.sink.as_str())),
             late_targets: self.targets(
-                stream
-                    .late
-                    .iter()
-                    .flat_map(|late| &late.to)
-                    .map(|route| route.sink.as_str()),
+                stream.late.iter().flat_map(|late| &late.to).map(|route| route.sink.as_str()),
             ),
             id_prefix: self.id_prefix.clone(),
             sync_each: stream.sync == tidegate_config::Sync::Each,
@@ -294,10 +270,7 @@ impl Builder<'_> {
     fn targets<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<Target> {
         names
             .filter_map(|name| self.document.sinks.iter().find(|s| s.name.as_str() == name))
-            .map(|sink| Target {
-                sink: sink.name.as_str().into(),
-                encode: encode(&sink.driver),
-            })
+            .map(|sink| Target { sink: sink.name.as_str().into(), encode: encode(&sink.driver) })
             .collect()
     }
 
@@ -332,10 +305,7 @@ impl Builder<'_> {
             });
             handles.insert(name.clone(), handle);
             let stop = self.stop_pumps.clone();
-            let part = LinkPart {
-                owner,
-                stop: stop.clone(),
-            };
+            let part = LinkPart { owner, stop: stop.clone() };
             self.running
                 .background
                 .spawn(async move { supervise("link", &name, health, stop, part).await });
@@ -351,10 +321,7 @@ impl Builder<'_> {
         links: &BTreeMap<String, BusHandle>,
     ) {
         let name = device.name.to_string();
-        let (health, counts) = (
-            Arc::new(Health::default()),
-            Arc::new(SourceCounts::default()),
-        );
+        let (health, counts) = (Arc::new(Health::default()), Arc::new(SourceCounts::default()));
         let south = self.south(device, links);
         self.views.devices.push(DeviceView {
             name: name.clone(),
@@ -410,11 +377,7 @@ impl Builder<'_> {
             }
             DeviceDriver::Mqtt(feed) => {
                 let password = self.secret(feed.password.as_ref())?;
-                Box::new(MqttSouth::new(
-                    feed.clone(),
-                    self.client_id(name),
-                    password,
-                )?)
+                Box::new(MqttSouth::new(feed.clone(), self.client_id(name), password)?)
             }
             DeviceDriver::Generate(generate) => Box::new(GenerateSouth::new(generate.clone())),
         })
@@ -447,13 +410,11 @@ impl Builder<'_> {
             },
             rows_max: self.document.limits.deliver_rows as usize,
             refusals_max: self.document.limits.refusals_max,
-            id_prefix: self.id_prefix.clone(),
+            gateway: self.document.gateway.name.to_string(),
             counts,
         };
         let stop = self.stop_pumps.clone();
-        self.running
-            .pumps
-            .spawn(async move { supervise("sink", &name, health, stop, part).await });
+        self.running.pumps.spawn(async move { supervise("sink", &name, health, stop, part).await });
     }
 
     fn north(&self, sink: &SinkSection) -> Result<Box<dyn North>, Fault> {
@@ -539,12 +500,7 @@ impl Running {
             let mut poll = tokio::time::interval(Duration::from_millis(50));
             loop {
                 self.store.flush();
-                if self
-                    .status
-                    .sinks
-                    .iter()
-                    .all(|s| self.store.backlog(&s.name).records == 0)
-                {
+                if self.status.sinks.iter().all(|s| self.store.backlog(&s.name).records == 0) {
                     return;
                 }
                 poll.tick().await;
@@ -556,8 +512,9 @@ impl Running {
     /// Ends everything in order within about `grace`: sources, tables, streams, sinks, store. Open
     /// windows are stored, not closed. What is still undelivered stays in the store.
     pub async fn shutdown(mut self, grace: Duration) -> Result<(), store::StoreError> {
-        let deadline = tokio::time::Instant::now() + grace;
-        if !self.stop_sources(grace.mul_f64(0.6)).await {
+        // What the grace is for, in parts: reading ends, deliveries under way end, the store closes.
+        let deadline = tokio::time::Instant::now() + grace.mul_f64(0.8);
+        if !self.stop_sources(grace.mul_f64(0.5)).await {
             tracing::warn!("some parts did not end in time");
             self.inner.abort_all();
         }
@@ -581,7 +538,8 @@ struct LinkPart {
 impl Part for LinkPart {
     async fn run(&mut self) -> Exit {
         tokio::select! {
-            () = self.owner.run() => Exit::Failed("the link's owner ended".to_owned()),
+            // It ends when the last device of the link has ended.
+            () = self.owner.run() => Exit::Done,
             () = self.stop.cancelled() => Exit::Done,
         }
     }
@@ -592,6 +550,10 @@ const DEFAULT_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Durati
 
 fn pauses(min: Span, max: Span) -> (Duration, Duration) {
     (min.duration(), max.duration())
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
 fn encode(driver: &SinkDriver) -> Encode {

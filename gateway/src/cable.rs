@@ -49,11 +49,7 @@ impl Cable {
                 }
             }
         });
-        Ok(Self {
-            addr,
-            link,
-            accepting,
-        })
+        Ok(Self { addr, link, accepting })
     }
 
     /// The address to connect to.

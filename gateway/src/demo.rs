@@ -98,7 +98,7 @@ const PLANT: &str = include_str!("../../board-configs/sim/plant.yaml");
 const CONFIG: &str = include_str!("../../board-configs/sim/demo.yaml");
 
 /// How long the outbox may take to drain at the end.
-const DRAIN_MAX: Duration = Duration::from_secs(60);
+const DRAIN_MAX: Duration = Duration::from_mins(1);
 
 /// How long the last messages may take from the broker to the subscriber.
 const ARRIVE_MAX: Duration = Duration::from_secs(10);
@@ -134,9 +134,7 @@ async fn play(
     let mut subscriber = Subscriber::connect(broker.addr()).await?;
     cable.plug();
 
-    let plant = sim
-        .addr("plant")
-        .ok_or_else(|| anyhow::anyhow!("the plant has no server"))?;
+    let plant = sim.addr("plant").ok_or_else(|| anyhow::anyhow!("the plant has no server"))?;
     let values = DemoEnvironment(BTreeMap::from([
         ("DEMO_STORE", dir.display().to_string()),
         ("DEMO_LISTEN", args.listen.to_string()),
@@ -153,18 +151,11 @@ async fn play(
     let mut running = start(&document, &around)?;
     let quit = CancellationToken::new();
     let mut doors = Doors::open(&document, &running, &quit);
-    let screen = Screen {
-        format: args.format,
-    };
+    let screen = Screen { format: args.format };
     screen.head(
         plant,
         broker.addr(),
-        doors
-            .http
-            .wait_for(Option::is_some)
-            .await
-            .ok()
-            .and_then(|a| *a),
+        doors.http.wait_for(Option::is_some).await.ok().and_then(|a| *a),
     );
 
     let keys = Keys::take(args.format == DemoFormat::Text && std::io::stdin().is_terminal());
@@ -174,10 +165,9 @@ async fn play(
     cable.plug();
     screen.say("polling stops; the outbox drains");
     let ledger = settle(&mut running, sim, &mut subscriber, &screen).await;
-    running
-        .shutdown(document.gateway.shutdown_grace.duration())
-        .await?;
+    running.shutdown(document.gateway.shutdown_grace.duration()).await?;
     doors.close().await;
+    drop(subscriber);
     drop(cable);
     broker.stop().await;
     screen.ledger(ledger);
@@ -286,27 +276,18 @@ async fn settle(
 }
 
 fn readings(served: &Served) -> BTreeSet<i64> {
-    served
-        .counter("reading")
-        .map(|c| c.values().collect())
-        .unwrap_or_default()
+    served.counter("reading").map(|c| c.values().collect()).unwrap_or_default()
 }
 
 fn plant_document() -> anyhow::Result<SimDoc> {
-    let file = SourceFile {
-        name: "plant.yaml".to_owned(),
-        text: PLANT.to_owned(),
-    };
+    let file = SourceFile { name: "plant.yaml".to_owned(), text: PLANT.to_owned() };
     load_other(&file, &ProcessEnvironment)
         .map(|(document, _)| document)
         .map_err(|problems| anyhow::anyhow!("{}", problems.human()))
 }
 
 fn gateway_document(environment: &dyn Environment) -> anyhow::Result<Document> {
-    let file = SourceFile {
-        name: "demo.yaml".to_owned(),
-        text: CONFIG.to_owned(),
-    };
+    let file = SourceFile { name: "demo.yaml".to_owned(), text: CONFIG.to_owned() };
     load_and_check(&[file], environment, &EnginePlanner::default())
         .map(|(loaded, _)| loaded.document)
         .map_err(|problems| anyhow::anyhow!("{}", problems.human()))
@@ -329,6 +310,7 @@ impl Environment for DemoEnvironment {
 #[derive(Debug)]
 struct Message {
     topic: String,
+    text: String,
     body: serde_json::Value,
 }
 
@@ -373,19 +355,14 @@ impl Subscriber {
                     }
                 };
                 let topic = String::from_utf8_lossy(publish.topic.as_ref()).into_owned();
-                let body = serde_json::from_slice(&publish.payload).unwrap_or_default();
-                if tx.send(Message { topic, body }).await.is_err() {
+                let text = String::from_utf8_lossy(&publish.payload).into_owned();
+                let body = serde_json::from_str(&text).unwrap_or_default();
+                if tx.send(Message { topic, text, body }).await.is_err() {
                     return;
                 }
             }
         });
-        Ok(Self {
-            messages,
-            ids: BTreeSet::new(),
-            readings: BTreeSet::new(),
-            duplicates: 0,
-            task,
-        })
+        Ok(Self { messages, ids: BTreeSet::new(), readings: BTreeSet::new(), duplicates: 0, task })
     }
 
     /// The next message, counted; waits for ever when there is none. Cancel safe.
@@ -397,11 +374,7 @@ impl Subscriber {
             Some(id) if self.ids.insert(id.to_owned()) => {}
             _ => self.duplicates += 1,
         }
-        if let Some(reading) = message
-            .body
-            .get("reading")
-            .and_then(serde_json::Value::as_i64)
-        {
+        if let Some(reading) = message.body.get("reading").and_then(serde_json::Value::as_i64) {
             self.readings.insert(reading);
         }
         message
@@ -450,15 +423,11 @@ impl Screen {
             return;
         }
         if self.format == DemoFormat::Json {
-            println!("{}", message.body);
+            println!("{}", message.text);
             return;
         }
         let number = |name: &str| message.body.get(name).and_then(serde_json::Value::as_f64);
-        let end = message
-            .body
-            .get("window_end")
-            .and_then(|v| v.as_str())
-            .unwrap_or_default();
+        let end = message.body.get("window_end").and_then(|v| v.as_str()).unwrap_or_default();
         let clock = end.get(11..23).unwrap_or(end);
         println!(
             "{clock:>16} {:>8} {:>9.2} {:>10.1} {:>11.1} {:>6.2}",

@@ -14,8 +14,7 @@ impl Keys {
         let taken = wanted.then(|| {
             let before = tcgetattr(std::io::stdin())?;
             let mut raw = before.clone();
-            raw.local_modes
-                .remove(LocalModes::ICANON | LocalModes::ECHO);
+            raw.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
             tcsetattr(std::io::stdin(), OptionalActions::Now, &raw)?;
             rustix::io::Result::Ok(before)
         });

@@ -1,5 +1,6 @@
 //! The binary `tidegate`.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -8,15 +9,16 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = match EnvFilter::try_new(&cli.log) {
+    let filter = match EnvFilter::try_new(cli.levels()) {
         Ok(filter) => filter,
         Err(error) => {
-            eprintln!("tidegate: --log {}: {error}", cli.log);
+            eprintln!("tidegate: --log {}: {error}", cli.levels());
             return ExitCode::from(2);
         }
     };
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     match cli.log_format {
         LogFormat::Text => logs.init(),

@@ -31,9 +31,7 @@ impl SqlPlanner for EnginePlanner {
             .collect();
         let engine = self.0.get_or_init(|| Sql::new(PLAN_MEMORY));
         let planned = match engine {
-            Ok(engine) => engine
-                .plan(sql, &tables, windowed)
-                .map(|query| query.schema()),
+            Ok(engine) => engine.plan(sql, &tables, windowed).map(|query| query.schema()),
             Err(error) => Err(error.clone()),
         };
         planned.map_err(|error| SqlProblem {

@@ -38,8 +38,8 @@ pub struct Pump {
     pub rows_max: usize,
     /// Attempts before a refused record is set aside.
     pub refusals_max: u32,
-    /// `gateway/epoch`, the beginning of each record id.
-    pub id_prefix: String,
+    /// The gateway's name, the beginning of each record id.
+    pub gateway: String,
     /// The sink's ledger.
     pub counts: Arc<SinkCounts>,
 }
@@ -100,9 +100,7 @@ impl Pump {
             if count > 0 {
                 cursor = rows[count - 1].position;
                 self.store.delivered(&self.name, cursor);
-                self.counts
-                    .delivered
-                    .fetch_add(count as u64, Ordering::Relaxed);
+                self.counts.delivered.fetch_add(count as u64, Ordering::Relaxed);
                 backoff.reset();
                 said.reset();
                 refusals = 0;
@@ -132,7 +130,8 @@ impl Pump {
 
     fn payload(&self, row: &OutboxRow) -> Payload {
         Payload {
-            id: format!("{}/{}/{}", self.id_prefix, row.stream, row.seq),
+            // The row's own epoch: rows may have waited since before the store was made anew.
+            id: format!("{}/{}/{}/{}", self.gateway, row.epoch, row.stream, row.seq),
             stream: row.stream.clone(),
             body: row.body.clone(),
         }

@@ -180,9 +180,7 @@ impl Source {
     async fn hand_over(&mut self, receipt: Option<Receipt>) {
         if self.rows.is_empty() {
             if let Some(receipt) = receipt {
-                self.unsettled
-                    .0
-                    .push_back((receipt, std::future::ready(Ok(())).boxed()));
+                self.unsettled.0.push_back((receipt, std::future::ready(Ok(())).boxed()));
             }
             return;
         }
@@ -193,22 +191,13 @@ impl Source {
             Ok(batch) => batch,
             Err(error) => {
                 tracing::error!(device = self.name, %error, "rows do not fit the table");
-                self.counts
-                    .refused_schema
-                    .fetch_add(count, Ordering::Relaxed);
+                self.counts.refused_schema.fetch_add(count, Ordering::Relaxed);
                 return;
             }
         };
-        let last = batch
-            .column(0)
-            .as_primitive::<TimestampMicrosecondType>()
-            .values()
-            .last();
-        *self
-            .counts
-            .last_row
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = last.map(|micros| (*micros, Instant::now()));
+        let last = batch.column(0).as_primitive::<TimestampMicrosecondType>().values().last();
+        *self.counts.last_row.lock().unwrap_or_else(PoisonError::into_inner) =
+            last.map(|micros| (*micros, Instant::now()));
         let (ticket, durable) = match receipt {
             Some(_) => {
                 let (tx, rx) = oneshot::channel();
@@ -221,11 +210,7 @@ impl Source {
             WhenBusy::Wait => self.table.send(arrival).await.is_ok(),
             WhenBusy::Drop => self.table.try_send(arrival).is_ok(),
         };
-        let ledger = if taken {
-            &self.counts.accepted
-        } else {
-            &self.counts.refused_overload
-        };
+        let ledger = if taken { &self.counts.accepted } else { &self.counts.refused_overload };
         ledger.fetch_add(count, Ordering::Relaxed);
         if let (true, Some(receipt), Some(durable)) = (taken, receipt, durable) {
             self.unsettled.push(receipt, durable);
@@ -234,14 +219,8 @@ impl Source {
 
     fn count(&self, rows: &Rows) {
         let of = |q: Quality| rows.qualities.iter().filter(|x| **x == q).count() as u64;
-        self.counts
-            .read
-            .fetch_add(rows.len() as u64, Ordering::Relaxed);
-        self.counts
-            .good
-            .fetch_add(of(Quality::Good), Ordering::Relaxed);
-        self.counts
-            .bad
-            .fetch_add(of(Quality::Bad), Ordering::Relaxed);
+        self.counts.read.fetch_add(rows.len() as u64, Ordering::Relaxed);
+        self.counts.good.fetch_add(of(Quality::Good), Ordering::Relaxed);
+        self.counts.bad.fetch_add(of(Quality::Bad), Ordering::Relaxed);
     }
 }

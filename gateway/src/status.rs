@@ -136,10 +136,7 @@ impl web::Console for GatewayStatus {
         let mut reasons = Vec::new();
         let mut add = |part: String, reason: String| reasons.push(web::Reason { part, reason });
         if let Some(error) = Some(self.store.stats()).filter(|s| s.failed) {
-            add(
-                "store".to_owned(),
-                error.last_error.unwrap_or_else(|| "failed".to_owned()),
-            );
+            add("store".to_owned(), error.last_error.unwrap_or_else(|| "failed".to_owned()));
         }
         for stream in &self.streams {
             if stream.health.state() != State::Running {
@@ -236,16 +233,9 @@ fn link(link: &LinkView) -> web::LinkStatus {
 
 fn device(device: &DeviceView) -> web::DeviceStatus {
     let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-    let (read, good, bad) = (
-        get(&device.counts.read),
-        get(&device.counts.good),
-        get(&device.counts.bad),
-    );
-    let last = *device
-        .counts
-        .last_row
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let (read, good, bad) =
+        (get(&device.counts.read), get(&device.counts.good), get(&device.counts.bad));
+    let last = *device.counts.last_row.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     web::DeviceStatus {
         name: device.name.clone(),
         table: device.table.clone(),
@@ -253,19 +243,11 @@ fn device(device: &DeviceView) -> web::DeviceStatus {
         state: part_state(&device.health, device.stats.as_deref()),
         last_error: last_error(&device.health, device.stats.as_deref()),
         restarts: device.health.restarts(),
-        rows: web::RowsByQuality {
-            good,
-            uncertain: read.saturating_sub(good + bad),
-            bad,
-        },
+        rows: web::RowsByQuality { good, uncertain: read.saturating_sub(good + bad), bad },
         last_row: last.map(|(micros, _)| rfc3339(micros)),
         last_row_age_s: last.map(|(_, at)| at.elapsed().as_secs_f64()),
         counters: counters(device.stats.as_deref()),
-        learnt_holes: device
-            .stats
-            .as_deref()
-            .map(Stats::notes)
-            .unwrap_or_default(),
+        learnt_holes: device.stats.as_deref().map(Stats::notes).unwrap_or_default(),
     }
 }
 
@@ -280,16 +262,8 @@ fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
             State::Failed => web::PartState::Failed,
             State::Stopped => web::PartState::Stopped,
         },
-        mode: if stream.window.is_some() {
-            "recompute"
-        } else {
-            "stateless"
-        }
-        .to_owned(),
-        window: stream
-            .window
-            .as_ref()
-            .map(|Window::Tumbling(t)| format!("tumbling {}", t.size)),
+        mode: if stream.window.is_some() { "recompute" } else { "stateless" }.to_owned(),
+        window: stream.window.as_ref().map(|Window::Tumbling(t)| format!("tumbling {}", t.size)),
         accepted: engine.accepted,
         windowed: engine.windowed,
         late: engine.late,
@@ -357,15 +331,11 @@ fn part_state(health: &Health, stats: Option<&Stats>) -> web::PartState {
 }
 
 fn last_error(health: &Health, stats: Option<&Stats>) -> Option<String> {
-    stats
-        .and_then(Stats::last_error)
-        .or_else(|| health.last_error())
+    stats.and_then(Stats::last_error).or_else(|| health.last_error())
 }
 
 fn counters(stats: Option<&Stats>) -> BTreeMap<String, u64> {
-    stats
-        .map(|s| s.counters().map(|(name, n)| (name.to_owned(), n)).collect())
-        .unwrap_or_default()
+    stats.map(|s| s.counters().map(|(name, n)| (name.to_owned(), n)).collect()).unwrap_or_default()
 }
 
 fn seconds(micros: i64) -> f64 {
@@ -387,10 +357,7 @@ mod tests {
     #[test]
     fn times_are_shown_in_utc_with_microseconds() {
         // The first event of field case A59, as `date -u -d @1541152486` gives it.
-        assert_eq!(
-            rfc3339(1_541_152_486_000_000),
-            "2018-11-02T09:54:46.000000Z"
-        );
+        assert_eq!(rfc3339(1_541_152_486_000_000), "2018-11-02T09:54:46.000000Z");
         assert_eq!(rfc3339(-1), "1969-12-31T23:59:59.999999Z");
     }
 }

@@ -111,14 +111,7 @@ impl StreamPart {
             .plan(&self.sql_text, &self.spec.tables, windowed)
             .map_err(|e| format!("SQL: {e}"))?;
         // All rows that were queued before this commit are readable after it.
-        self.commit(
-            Commit {
-                wait: true,
-                ..Commit::default()
-            },
-            true,
-        )
-        .await?;
+        self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
         let now = self.clock.now();
         let spec = self.spec.clone();
         let stream = match self.store.progress(&self.name) {
@@ -131,8 +124,7 @@ impl StreamPart {
             self.read_log(&mut stream, table, from, None).await?;
         }
         let mut commit = Commit::default();
-        self.apply(&mut stream, Event::Replayed, &mut commit)
-            .await?;
+        self.apply(&mut stream, Event::Replayed, &mut commit).await?;
         self.submit(&stream, commit).await?;
         Ok(stream)
     }
@@ -163,16 +155,8 @@ impl StreamPart {
                 }
                 from = position + batch.num_rows() as u64;
                 let event = match upto {
-                    None => Event::Replay {
-                        table,
-                        position,
-                        batch,
-                    },
-                    Some(_) => Event::Rows {
-                        table,
-                        position,
-                        batch,
-                    },
+                    None => Event::Replay { table, position, batch },
+                    Some(_) => Event::Rows { table, position, batch },
                 };
                 self.apply(stream, event, &mut commit).await?;
             }
@@ -184,9 +168,7 @@ impl StreamPart {
         let mut gathered = Vec::with_capacity(GATHER_MAX);
         loop {
             let now = self.clock.now();
-            let pause = stream
-                .next_deadline(now)
-                .map(|at| at.saturating_sub(now).max(0));
+            let pause = stream.next_deadline(now).map(|at| at.saturating_sub(now).max(0));
             let tick = async {
                 match pause {
                     Some(pause) => {
@@ -195,10 +177,7 @@ impl StreamPart {
                     None => std::future::pending().await,
                 }
             };
-            let mut commit = Commit {
-                wait: self.sync_each,
-                ..Commit::default()
-            };
+            let mut commit = Commit { wait: self.sync_each, ..Commit::default() };
             tokio::select! {
                 count = self.queue.recv_many(&mut gathered, GATHER_MAX) => {
                     if count == 0 {
@@ -224,11 +203,7 @@ impl StreamPart {
         rows: Positioned,
         commit: &mut Commit,
     ) -> Result<(), String> {
-        let Positioned {
-            table,
-            position,
-            batch,
-        } = rows;
+        let Positioned { table, position, batch } = rows;
         let expected = stream.progress().processed[table];
         let end = position + batch.num_rows() as u64;
         if end <= expected {
@@ -236,24 +211,12 @@ impl StreamPart {
         }
         if position > expected {
             self.submit(stream, std::mem::take(commit)).await?;
-            self.commit(
-                Commit {
-                    wait: true,
-                    ..Commit::default()
-                },
-                true,
-            )
-            .await?;
-            self.read_log(stream, table, expected, Some(position))
-                .await?;
+            self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
+            self.read_log(stream, table, expected, Some(position)).await?;
         }
         let skip = usize::try_from(expected.saturating_sub(position)).unwrap_or(0);
         let rest = batch.slice(skip, batch.num_rows() - skip);
-        let event = Event::Rows {
-            table,
-            position: position + skip as u64,
-            batch: rest,
-        };
+        let event = Event::Rows { table, position: position + skip as u64, batch: rest };
         self.apply(stream, event, commit).await
     }
 
@@ -337,11 +300,7 @@ impl StreamPart {
     }
 
     async fn commit(&self, commit: Commit, durable: bool) -> Result<(), String> {
-        let ticket = self
-            .store
-            .submit(commit)
-            .await
-            .map_err(|e| format!("store: {e}"))?;
+        let ticket = self.store.submit(commit).await.map_err(|e| format!("store: {e}"))?;
         if durable {
             ticket.await.map_err(|e| format!("store: {e}"))?;
         }
@@ -363,9 +322,6 @@ fn bodies(
         Envelope::Meta => Some(Meta { id_prefix, quality }),
         Envelope::None => None,
     };
-    let options = JsonOptions {
-        int64_as_string: json.int64 == Int64Style::String,
-        meta,
-    };
+    let options = JsonOptions { int64_as_string: json.int64 == Int64Style::String, meta };
     json_rows(batch, &options, first_seq).map_err(|e| format!("a result cannot be written: {e}"))
 }

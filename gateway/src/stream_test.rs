@@ -39,39 +39,23 @@ pub async fn run(document: &Document, sql: &Sql, test: &StreamTest) -> Result<Ou
         .iter()
         .find(|s| s.name == test.stream)
         .ok_or_else(|| format!("there is no stream `{}`", test.stream))?;
-    let spec = stream_spec(
-        document,
-        section,
-        test.event_time.unwrap_or(section.event_time),
-    );
-    let query = sql
-        .plan(&section.sql, &spec.tables, spec.window.is_some())
-        .map_err(|e| e.to_string())?;
+    let spec = stream_spec(document, section, test.event_time.unwrap_or(section.event_time));
+    let query =
+        sql.plan(&section.sql, &spec.tables, spec.window.is_some()).map_err(|e| e.to_string())?;
     let mut stream = Stream::new(spec.clone(), query, START).map_err(|e| e.to_string())?;
     let (mut rows, mut late, mut now) = (Vec::new(), 0, START);
     let mut positions = vec![0; spec.tables.len()];
     for (index, input) in test.input.iter().enumerate() {
         now = now.max(START + input.at.micros());
-        collect(
-            apply(&mut stream, Event::Tick, now).await?,
-            &mut rows,
-            &mut late,
-        )?;
+        collect(apply(&mut stream, Event::Tick, now).await?, &mut rows, &mut late)?;
         let place = |text: String| format!("input row {}: {text}", index + 1);
         let (table, batch) =
             batch(document, section, &spec, input, now, &positions).map_err(place)?;
-        let event = Event::Rows {
-            table,
-            position: positions[table],
-            batch,
-        };
+        let event = Event::Rows { table, position: positions[table], batch };
         positions[table] += 1;
         collect(apply(&mut stream, event, now).await?, &mut rows, &mut late)?;
     }
-    Ok(Outcome {
-        name: test.name.clone(),
-        differences: differences(test, &rows, late),
-    })
+    Ok(Outcome { name: test.name.clone(), differences: differences(test, &rows, late) })
 }
 
 async fn apply(stream: &mut Stream, event: Event, now: i64) -> Result<Effects, String> {
@@ -87,10 +71,7 @@ fn collect(
     rows: &mut Vec<serde_json::Value>,
     late: &mut u64,
 ) -> Result<(), String> {
-    let options = JsonOptions {
-        int64_as_string: false,
-        meta: None,
-    };
+    let options = JsonOptions { int64_as_string: false, meta: None };
     for output in effects.results {
         let lines =
             json_rows(&output.batch, &options, output.first_seq).map_err(|e| e.to_string())?;
@@ -98,11 +79,7 @@ fn collect(
             rows.push(serde_json::from_slice(&line).map_err(|e| e.to_string())?);
         }
     }
-    *late += effects
-        .late
-        .iter()
-        .map(|l| l.batch.num_rows() as u64)
-        .sum::<u64>();
+    *late += effects.late.iter().map(|l| l.batch.num_rows() as u64).sum::<u64>();
     Ok(())
 }
 
@@ -134,15 +111,8 @@ fn batch(
             .map(|d| d.name.to_string())
             .unwrap_or_default(),
     };
-    if let Some(name) = input
-        .values
-        .keys()
-        .find(|name| schema.field_with_name(name).is_err())
-    {
-        return Err(format!(
-            "the table `{}` has no column `{name}`",
-            spec.tables[table].name
-        ));
+    if let Some(name) = input.values.keys().find(|name| schema.field_with_name(name).is_err()) {
+        return Err(format!("the table `{}` has no column `{name}`", spec.tables[table].name));
     }
     let utc = |t: i64| -> ArrayRef {
         Arc::new(TimestampMicrosecondArray::from(vec![t]).with_timezone("UTC"))
@@ -151,19 +121,15 @@ fn batch(
     let columns: Result<Vec<ArrayRef>, String> = schema
         .fields()
         .iter()
-        .map(
-            |field| match (field.name().as_str(), input.values.get(field.name())) {
-                (_, Some(value)) => array(field, value),
-                ("time", None) => Ok(utc(START + input.at.micros())),
-                ("received_at", None) => Ok(utc(now)),
-                ("device", None) => Ok(text(&device)),
-                ("quality", None) => Ok(text("good")),
-                ("seq", None) => {
-                    Ok(Arc::new(UInt64Array::from(vec![positions[table]])) as ArrayRef)
-                }
-                (_, None) => Ok(new_null_array(field.data_type(), 1)),
-            },
-        )
+        .map(|field| match (field.name().as_str(), input.values.get(field.name())) {
+            (_, Some(value)) => array(field, value),
+            ("time", None) => Ok(utc(START + input.at.micros())),
+            ("received_at", None) => Ok(utc(now)),
+            ("device", None) => Ok(text(&device)),
+            ("quality", None) => Ok(text("good")),
+            ("seq", None) => Ok(Arc::new(UInt64Array::from(vec![positions[table]])) as ArrayRef),
+            (_, None) => Ok(new_null_array(field.data_type(), 1)),
+        })
         .collect();
     let batch = RecordBatch::try_new(schema, columns?).map_err(|e| e.to_string())?;
     Ok((table, batch))
@@ -171,13 +137,8 @@ fn batch(
 
 /// A column of one value. Nothing is coerced: a value must be of the column's type.
 fn array(field: &Field, value: &Scalar) -> Result<ArrayRef, String> {
-    let refuse = || {
-        format!(
-            "column `{}` is {}: {value:?} does not fit",
-            field.name(),
-            field.data_type()
-        )
-    };
+    let refuse =
+        || format!("column `{}` is {}: {value:?} does not fit", field.name(), field.data_type());
     macro_rules! int {
         ($array:ty, $native:ty) => {
             match value {
@@ -206,10 +167,7 @@ fn array(field: &Field, value: &Scalar) -> Result<ArrayRef, String> {
         (DataType::UInt32, _) => int!(UInt32Array, u32),
         (DataType::UInt64, _) => int!(UInt64Array, u64),
         (DataType::Float64, _) => float.map(|v| Arc::new(Float64Array::from(vec![v])) as ArrayRef),
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "rounded as the device's float is"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "rounded as the device's float is")]
         (DataType::Float32, _) => {
             float.map(|v| Arc::new(Float32Array::from(vec![v as f32])) as ArrayRef)
         }
@@ -222,11 +180,7 @@ fn differences(test: &StreamTest, rows: &[serde_json::Value], late: u64) -> Vec<
     let mut differences = Vec::new();
     if let Some(expected) = &test.expect.rows {
         if expected.len() != rows.len() {
-            differences.push(format!(
-                "{} rows expected, {} came",
-                expected.len(),
-                rows.len()
-            ));
+            differences.push(format!("{} rows expected, {} came", expected.len(), rows.len()));
         }
         for (index, expected) in expected.iter().enumerate() {
             differences.extend(row_differences(index, expected, rows.get(index)));
@@ -253,13 +207,8 @@ fn row_differences(
         .iter()
         .filter(|(column, value)| !row.get(column).is_some_and(|came| equal(value, came)))
         .map(|(column, value)| {
-            let came = row
-                .get(column)
-                .map_or("no such column".to_owned(), ToString::to_string);
-            format!(
-                "row {}: {column}: {value:?} expected, {came} came",
-                index + 1
-            )
+            let came = row.get(column).map_or("no such column".to_owned(), ToString::to_string);
+            format!("row {}: {column}: {value:?} expected, {came} came", index + 1)
         })
         .collect()
 }
@@ -279,6 +228,5 @@ fn equal(expected: &Scalar, came: &serde_json::Value) -> bool {
 }
 
 fn close(expected: f64, came: &serde_json::Value) -> bool {
-    came.as_f64()
-        .is_some_and(|came| (came - expected).abs() <= 1e-9 * expected.abs().max(1.0))
+    came.as_f64().is_some_and(|came| (came - expected).abs() <= 1e-9 * expected.abs().max(1.0))
 }

@@ -86,18 +86,12 @@ impl Health {
 
     /// Remembers an error in words.
     pub fn error(&self, text: impl Into<String>) {
-        *self
-            .last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(text.into());
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.into());
     }
 
     /// The last error in words; it stays after recovery.
     pub fn last_error(&self) -> Option<String> {
-        self.last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -179,24 +173,30 @@ pub async fn supervise(
     }
 }
 
-/// What was said last, so that a fault that stays the same is one line in the log and not one for
-/// each attempt.
+/// What was said since things last worked, so that a fault that stays is one line in the log and
+/// not one for each attempt.
 #[derive(Debug, Default)]
-pub struct Said(Option<String>);
+pub struct Said(Vec<String>);
+
+/// Different faults that are remembered; one more begins anew.
+const SAID_MAX: usize = 16;
 
 impl Said {
-    /// True where `text` was not the last thing said.
+    /// True where `text` was not said yet.
     pub fn is_new(&mut self, text: &str) -> bool {
-        let new = self.0.as_deref() != Some(text);
+        let new = !self.0.iter().any(|said| said == text);
         if new {
-            self.0 = Some(text.to_owned());
+            if self.0.len() == SAID_MAX {
+                self.0.clear();
+            }
+            self.0.push(text.to_owned());
         }
         new
     }
 
     /// Forgets, after a success: the same fault is news again.
     pub fn reset(&mut self) {
-        self.0 = None;
+        self.0.clear();
     }
 }
 
@@ -242,9 +242,7 @@ mod tests {
 
     impl Part for Once {
         async fn run(&mut self) -> Exit {
-            if std::mem::replace(&mut self.0, false) {
-                panic!("register {} is on fire", 7);
-            }
+            assert!(!std::mem::replace(&mut self.0, false), "register 7 is on fire");
             Exit::Hopeless("no".to_owned())
         }
     }

@@ -72,34 +72,18 @@ impl Table {
         let position = self.next_position;
         let commit = Commit {
             wait: ticket.is_some(),
-            rows: vec![LogRows {
-                table: self.name.clone(),
-                position,
-                batch: batch.clone(),
-            }],
+            rows: vec![LogRows { table: self.name.clone(), position, batch: batch.clone() }],
             ..Commit::default()
         };
-        let durable = self
-            .store
-            .submit(commit)
-            .await
-            .map_err(|e| format!("store: {e}"))?;
+        let durable = self.store.submit(commit).await.map_err(|e| format!("store: {e}"))?;
         self.next_position += batch.num_rows() as u64;
         if let Some(ticket) = ticket {
             // A source that is gone will be sent its rows again.
             drop(ticket.send(durable));
         }
         for reader in &self.readers {
-            let rows = Positioned {
-                table: reader.table,
-                position,
-                batch: batch.clone(),
-            };
-            reader
-                .queue
-                .send(rows)
-                .await
-                .map_err(|_| "a stream's queue is closed".to_owned())?;
+            let rows = Positioned { table: reader.table, position, batch: batch.clone() };
+            reader.queue.send(rows).await.map_err(|_| "a stream's queue is closed".to_owned())?;
         }
         Ok(())
     }

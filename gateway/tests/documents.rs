@@ -2,6 +2,9 @@
 //!
 //! `make bless` (TIDEGATE_BLESS=1) writes the generated texts anew.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,20 +17,12 @@ fn read(path: &Path) -> String {
 }
 
 /// Compares a generated text with its file, or writes it.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a file of the tree, written by a person's wish"
-)]
+#[expect(clippy::disallowed_methods, reason = "a file of the tree, written by a person's wish")]
 fn same_as_file(path: &Path, generated: &str) {
     if std::env::var_os("TIDEGATE_BLESS").is_some() {
         std::fs::write(path, generated).unwrap();
     }
-    assert_eq!(
-        read(path),
-        generated,
-        "{} is stale: run `make bless`",
-        path.display()
-    );
+    assert_eq!(read(path), generated, "{} is stale: run `make bless`", path.display());
 }
 
 fn tidegate(args: &[&str]) -> std::process::Output {
@@ -42,33 +37,17 @@ fn tidegate(args: &[&str]) -> std::process::Output {
 #[test]
 fn the_help_is_what_the_file_says() {
     let mut text = String::new();
-    let commands = [
-        "",
-        "run",
-        "check",
-        "test",
-        "explain",
-        "schema",
-        "sim",
-        "demo",
-        "status",
-        "healthcheck",
-    ];
+    let commands =
+        ["", "run", "check", "test", "explain", "schema", "sim", "demo", "status", "healthcheck"];
     for command in commands {
-        let args: Vec<&str> = [command, "--help"]
-            .into_iter()
-            .filter(|a| !a.is_empty())
-            .collect();
+        let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         let output = tidegate(&args);
         assert!(output.status.success());
-        text.push_str(&format!("$ tidegate {}\n", args.join(" ")));
+        writeln!(text, "$ tidegate {}", args.join(" ")).unwrap();
         text.push_str(&String::from_utf8(output.stdout).unwrap());
         text.push('\n');
     }
-    same_as_file(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help.txt"),
-        &text,
-    );
+    same_as_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help.txt"), &text);
 }
 
 #[test]
@@ -110,11 +89,8 @@ fn every_example_is_accepted_and_its_tests_pass() {
         seen += 1;
         for command in ["check", "test", "explain"] {
             let text = path.to_str().unwrap();
-            let args: &[&str] = if command == "explain" {
-                &["explain", "-c", text]
-            } else {
-                &[command, text]
-            };
+            let args: &[&str] =
+                if command == "explain" { &["explain", "-c", text] } else { &[command, text] };
             let output = tidegate(args);
             assert!(
                 output.status.success(),

@@ -42,9 +42,7 @@ sinks:
 /// The store's files, without the lock and the socket.
 fn files(scratch: &Scratch) -> Vec<PathBuf> {
     let entries = fs::read_dir(scratch.join("store")).expect("the store's folder");
-    let mut paths: Vec<_> = entries
-        .map(|entry| entry.expect("an entry").path())
-        .collect();
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     paths.retain(|path| path.is_file() && fs::metadata(path).expect("a file").len() > 4096);
     paths
 }
@@ -63,9 +61,7 @@ fn damaged(name: &str, damage: impl Fn(&mut Vec<u8>)) -> String {
     let mut gateway = Gateway::start(&scratch, &config);
     work(&mut gateway);
     gateway.kill();
-    let [store] = &files(&scratch)[..] else {
-        panic!("not one file: {:?}", files(&scratch))
-    };
+    let [store] = &files(&scratch)[..] else { panic!("not one file: {:?}", files(&scratch)) };
     let mut bytes = fs::read(store).expect("the store");
     damage(&mut bytes);
     fs::write(store, bytes).expect("the store");
@@ -78,12 +74,7 @@ fn damaged(name: &str, damage: impl Fn(&mut Vec<u8>)) -> String {
     let records = lines(&fs::read_to_string(scratch.join("out.jsonl")).expect("the file"));
     repeated(&records);
     for record in &records {
-        assert_eq!(
-            record.int("proof"),
-            record.int("n") * 7 + 3,
-            "{}",
-            record.text
-        );
+        assert_eq!(record.int("proof"), record.int("n") * 7 + 3, "{}", record.text);
     }
     log
 }
@@ -91,19 +82,13 @@ fn damaged(name: &str, damage: impl Fn(&mut Vec<u8>)) -> String {
 #[test]
 fn a51_a_cut_file() {
     let log = damaged("cut", |bytes| bytes.truncate(bytes.len() / 2));
-    assert!(
-        log.contains("WARN") || log.contains("ERROR"),
-        "it is said:\n{log}"
-    );
+    assert!(log.contains("WARN") || log.contains("ERROR"), "it is said:\n{log}");
 }
 
 #[test]
 fn a51_an_overwritten_head() {
     let log = damaged("head", |bytes| bytes[..4096].fill(0xA5));
-    assert!(
-        log.contains("WARN") || log.contains("ERROR"),
-        "it is said:\n{log}"
-    );
+    assert!(log.contains("WARN") || log.contains("ERROR"), "it is said:\n{log}");
 }
 
 #[test]

@@ -44,11 +44,7 @@ sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
     let look = |status: &serde_json::Value| {
         let good = |unit: &str| part(status, "devices", unit)["rows"]["good"].as_u64();
         let uptime = status["gateway"]["uptime_s"].as_f64().expect("an uptime");
-        (
-            uptime,
-            good("unit_1").expect("a count"),
-            good("unit_3").expect("a count"),
-        )
+        (uptime, good("unit_1").expect("a count"), good("unit_3").expect("a count"))
     };
     let from = gateway.wait_status("the first five seconds", secs(20), |status| {
         let now = look(status);
@@ -61,10 +57,7 @@ sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
     for (unit, before, after) in [(1, from.1, to.1), (3, from.2, to.2)] {
         let rows = f64::from(u32::try_from(after - before).expect("few"));
         let rate = rows / (to.0 - from.0);
-        assert!(
-            rate >= 0.9 * 2.0,
-            "unit {unit}: {rate} rows a second instead of 2"
-        );
+        assert!(rate >= 0.9 * 2.0, "unit {unit}: {rate} rows a second instead of 2");
     }
     let status = gateway.status();
     let dead = part(&status, "devices", "unit_2");
@@ -72,10 +65,7 @@ sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
     assert_ne!(dead["state"], "up", "{dead:#}");
     assert_eq!(dead["rows"]["good"], 0, "{dead:#}");
     let bus = part(&status, "links", "bus");
-    assert_eq!(
-        bus["counters"]["connects"], 1,
-        "the connection stays: {bus:#}"
-    );
+    assert_eq!(bus["counters"]["connects"], 1, "the connection stays: {bus:#}");
     assert_eq!(count(&status, "streams", "rows", "restarts"), 0);
     assert_eq!(gateway.stop().code, Some(0));
 }

@@ -44,10 +44,7 @@ fn refused(path: &Path, code: &str, line: u64, words: &[&str]) {
     let problem = one_problem(path);
     assert_eq!(problem["code"], code, "{problem:#}");
     assert_eq!(problem["line"], line, "{problem:#}");
-    let said = format!(
-        "{} {} {}",
-        problem["file"], problem["message"], problem["hint"]
-    );
+    let said = format!("{} {} {}", problem["file"], problem["message"], problem["hint"]);
     for word in words {
         assert!(said.contains(word), "`{word}` is not said: {problem:#}");
     }
@@ -56,22 +53,13 @@ fn refused(path: &Path, code: &str, line: u64, words: &[&str]) {
     for command in ["check", "run"] {
         let ended = run(&[command, name], secs(5));
         assert_eq!(ended.code, Some(78), "{command}: {ended:?}");
-        let shown = if command == "check" {
-            &ended.stdout
-        } else {
-            &ended.stderr
-        };
-        let errors = shown
-            .lines()
-            .filter(|line| line.contains(&format!("error {code}: ")));
+        let shown = if command == "check" { &ended.stdout } else { &ended.stderr };
+        let errors = shown.lines().filter(|line| line.contains(&format!("error {code}: ")));
         assert_eq!(errors.count(), 1, "{command}: {ended:?}");
         if line > 0 {
             let place = format!("{name}:{line}:{}: error", problem["column"]);
             assert!(shown.starts_with(&place), "{command} says where: {ended:?}");
-            assert!(
-                shown.contains("^\n"),
-                "{command} shows the line with a caret: {ended:?}"
-            );
+            assert!(shown.contains("^\n"), "{command} shows the line with a caret: {ended:?}");
         }
     }
 }
@@ -80,40 +68,15 @@ fn refused(path: &Path, code: &str, line: u64, words: &[&str]) {
 fn a_configuration_that_is_wrong_is_refused_where_it_is_wrong() {
     let scratch = Scratch::new("bad");
     let case = |text: &str, code: &str, line: u64, words: &[&str]| {
-        refused(
-            &scratch.file("bad.yaml", format!("{HEAD}{text}")),
-            code,
-            line,
-            words,
-        );
+        refused(&scratch.file("bad.yaml", format!("{HEAD}{text}")), code, line, words);
     };
-    case(
-        "stroe: {}\n",
-        "E0201",
-        3,
-        &["stroe", "did you mean `store`?"],
-    );
+    case("stroe: {}\n", "E0201", 3, &["stroe", "did you mean `store`?"]);
     case("store: { commit_every: 1 }\n", "E0203", 3, &["1s"]);
     case("store: { path: 7 }\n", "E0203", 3, &["in quotes"]);
-    case(
-        "web: { listen: \"0.0.0.0:8080\" }\n",
-        "E0407",
-        3,
-        &["login"],
-    );
+    case("web: { listen: \"0.0.0.0:8080\" }\n", "E0407", 3, &["login"]);
     case("store: { path: /x\n", "E0102", 3, &["YAML"]);
-    case(
-        "store: { path: \"${TIDEGATE_TEST_NOT_SET}\" }\n",
-        "E0111",
-        3,
-        &["TIDEGATE_TEST_NOT_SET"],
-    );
-    case(
-        "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
-        "E0104",
-        3,
-        &["anchor"],
-    );
+    case("store: { path: \"${TIDEGATE_TEST_NOT_SET}\" }\n", "E0111", 3, &["TIDEGATE_TEST_NOT_SET"]);
+    case("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "E0104", 3, &["anchor"]);
 }
 
 #[test]
@@ -127,18 +90,12 @@ fn sql_that_is_wrong_is_refused_where_it_is_wrong() {
     // The SQL begins behind the quote in column 65 of its line.
     let start = "streams: [ { name: out_1, from: [waves], to: [ { sink: out } ], sql: \"";
     let start = start.len() as u64;
-    assert_eq!(
-        case("SELECT levl FROM waves", &["levl", "level"]),
-        start + 8
-    );
+    assert_eq!(case("SELECT levl FROM waves", &["levl", "level"]), start + 8);
     case("SELECT level FROM wafes", &["wafes"]);
     case("SELEC level FROM waves", &["SELEC"]);
     case("SELECT level FROM waves; DROP TABLE waves", &["one SELECT"]);
     case("SELECT avg(level) FROM waves", &["window"]);
-    case(
-        "CREATE EXTERNAL TABLE t STORED AS CSV LOCATION '/etc/passwd'",
-        &["SELECT"],
-    );
+    case("CREATE EXTERNAL TABLE t STORED AS CSV LOCATION '/etc/passwd'", &["SELECT"]);
 }
 
 #[test]
@@ -152,33 +109,17 @@ fn all_problems_are_told_at_once() {
     let checked = run(&["check", path], secs(5));
     assert_eq!(checked.code, Some(78));
     for place in ["3:1: error E0201", "4:8: error E0201", "5:19: error E0203"] {
-        assert!(
-            checked.stdout.contains(&format!("{path}:{place}")),
-            "{place}: {checked:?}"
-        );
+        assert!(checked.stdout.contains(&format!("{path}:{place}")), "{place}: {checked:?}");
     }
-    assert_eq!(
-        checked.stdout.matches(": error E").count(),
-        3,
-        "{checked:?}"
-    );
+    assert_eq!(checked.stdout.matches(": error E").count(), 3, "{checked:?}");
     let forge = run(&["check", "--format", "github", path], secs(5));
-    assert_eq!(
-        forge.stdout.matches("::error file=").count(),
-        3,
-        "{forge:?}"
-    );
+    assert_eq!(forge.stdout.matches("::error file=").count(), 3, "{forge:?}");
 }
 
 #[test]
 fn files_that_cannot_be_read_are_named() {
     let scratch = Scratch::new("unread");
-    refused(
-        &scratch.join("nothing.yaml"),
-        "E0101",
-        0,
-        &["nothing.yaml", "No such file"],
-    );
+    refused(&scratch.join("nothing.yaml"), "E0101", 0, &["nothing.yaml", "No such file"]);
     let binary = scratch.file("binary.yaml", b"version: 1\n\xff\xfe\n");
     assert_eq!(one_problem(&binary)["code"], "E0101");
     let folder = scratch.join("empty");
@@ -193,10 +134,7 @@ fn the_command_line_is_checked_and_codes_are_explained() {
     for arguments in [&["rum"][..], &[], &["check", "--format", "xml", "x.yaml"]] {
         let ended = run(arguments, secs(5));
         assert_eq!(ended.code, Some(2), "{arguments:?}: {ended:?}");
-        assert!(
-            ended.stderr.contains("--help"),
-            "what would be right is said: {ended:?}"
-        );
+        assert!(ended.stderr.contains("--help"), "what would be right is said: {ended:?}");
     }
     let level = run(&["--log", "loud=very", "schema"], secs(5));
     assert_eq!(level.code, Some(2), "{level:?}");
@@ -209,11 +147,7 @@ fn the_command_line_is_checked_and_codes_are_explained() {
 /// A source that always works, and a stream to standard output, beside which something is broken.
 fn beside(scratch: &Scratch, web: u16, links: &str, device: &str, sink: &str) -> String {
     let head = head(scratch).replace("127.0.0.1:0", &format!("127.0.0.1:{web}"));
-    let to = if sink.is_empty() {
-        ""
-    } else {
-        ", { sink: broken }"
-    };
+    let to = if sink.is_empty() { "" } else { ", { sink: broken }" };
     format!(
         "{head}{links}
 devices:
@@ -254,14 +188,8 @@ fn a_store_in_use_is_left_alone() {
     let path = scratch.file("second.yaml", &config);
     let second = run(&["run", path.to_str().expect("a path")], secs(5));
     assert_eq!(second.code, Some(75), "{second:?}");
-    let said: Vec<_> = second
-        .stderr
-        .lines()
-        .filter(|l| l.starts_with("tidegate: "))
-        .collect();
-    let [said] = said[..] else {
-        panic!("not one message: {second:?}")
-    };
+    let said: Vec<_> = second.stderr.lines().filter(|l| l.starts_with("tidegate: ")).collect();
+    let [said] = said[..] else { panic!("not one message: {second:?}") };
     let store = scratch.join("store");
     assert!(said.contains(store.to_str().expect("a path")), "{said}");
     // The first one never noticed.
@@ -276,12 +204,7 @@ fn a_store_that_cannot_be_made_is_a_failure() {
     let path = scratch.file("tidegate.yaml", beside(&scratch, 0, "", "", ""));
     let ended = run(&["run", path.to_str().expect("a path")], secs(5));
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended
-            .stderr
-            .contains(scratch.join("store").to_str().expect("a path")),
-        "{ended:?}"
-    );
+    assert!(ended.stderr.contains(scratch.join("store").to_str().expect("a path")), "{ended:?}");
 }
 
 #[test]
@@ -292,10 +215,7 @@ fn a_busy_port_is_no_reason_to_stop() {
     let mut gateway = Gateway::start(&scratch, &beside(&scratch, port, "", "", ""));
     others_run(&mut gateway);
     let log = gateway.log();
-    assert!(
-        log.contains(&format!("cannot listen on 127.0.0.1:{port}")),
-        "{log}"
-    );
+    assert!(log.contains(&format!("cannot listen on 127.0.0.1:{port}")), "{log}");
     // Free again, the page comes by itself.
     drop(taken);
     wait_until("the status page", secs(20), || {
@@ -329,13 +249,7 @@ fn an_unreachable_device_is_red_and_the_others_run() {
     let device = "  - { name: far, driver: { modbus: { link: bus, points: [ { name: a, register: input, address: 0 } ] } } }";
     let mut gateway = Gateway::start(&scratch, &beside(&scratch, 0, &links, device, ""));
     others_run(&mut gateway);
-    red(
-        &mut gateway,
-        "links",
-        "bus",
-        "down",
-        &[&port.to_string(), "refused"],
-    );
+    red(&mut gateway, "links", "bus", "down", &[&port.to_string(), "refused"]);
     red(&mut gateway, "devices", "far", "down", &["refused"]);
     assert_eq!(gateway.stop().code, Some(0));
 }

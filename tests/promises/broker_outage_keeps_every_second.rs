@@ -77,10 +77,7 @@ fn every_second_arrives(outage: Outage) {
     let uplink = part(&status, "sinks", "uplink");
     assert_ne!(uplink["state"], "up", "{uplink:#}");
     assert!(uplink["last_error"].is_string(), "{uplink:#}");
-    assert!(
-        count(&status, "sinks", "uplink", "buffered_records") >= seconds - 2,
-        "{uplink:#}"
-    );
+    assert!(count(&status, "sinks", "uplink", "buffered_records") >= seconds - 2, "{uplink:#}");
 
     if outage == Outage::Frozen {
         broker.kill();
@@ -97,10 +94,7 @@ fn every_second_arrives(outage: Outage) {
     assert_eq!(stopped.code, Some(0));
 
     let readings = of_stream(&far_side.records(), "readings");
-    assert!(
-        served >= i64::try_from(seconds).expect("small"),
-        "the plant served {served}"
-    );
+    assert!(served >= i64::try_from(seconds).expect("small"), "the plant served {served}");
     assert_complete(&readings, "counter", 1, served);
     assert_contiguous(&readings);
     let repeated = repeated(&readings);
@@ -109,11 +103,7 @@ fn every_second_arrives(outage: Outage) {
     for reading in &readings {
         // The plant's ramp is 10 + counter / 2, packed by Python.
         let expected = 10.0 + reading.number("counter") / 2.0;
-        assert!(
-            (reading.number("ramp") - expected).abs() < 1e-9,
-            "{}",
-            reading.text
-        );
+        assert!((reading.number("ramp") - expected).abs() < 1e-9, "{}", reading.text);
     }
 }
 

@@ -14,28 +14,20 @@ fn the_ledger_of_the_demo_is_even() {
     let scratch = Scratch::new("demo");
     let out = scratch.join("stdout");
     let mut command = Command::new(tidegate());
-    command.args([
-        "demo", "--for", "14s", "--outage", "4s..8s", "--format", "json",
-    ]);
-    command
-        .stdin(Stdio::null())
-        .stdout(File::create(&out).expect("a file"));
+    command.args(["demo", "--for", "14s", "--outage", "4s..8s", "--format", "json"]);
+    command.stdin(Stdio::null()).stdout(File::create(&out).expect("a file"));
     let start = Instant::now();
     let mut demo = Program::start("tidegate demo", &mut command, &scratch.join("stderr"));
     let text = || std::fs::read_to_string(&out).expect("standard output");
-    wait_until("the first windowed result", secs(10), || {
-        text().contains('\n')
-    });
+    wait_until("the first windowed result", secs(10), || text().contains('\n'));
     let first = start.elapsed();
     assert!(first <= secs(10), "the first result came after {first:?}");
     let status = demo.wait(secs(60));
     assert_eq!(status.code(), Some(0), "{}", text());
 
     let text = text();
-    let mut lines: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON lines"))
-        .collect();
+    let mut lines: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect();
     let ledger = lines.pop().expect("a last line")["ledger"].clone();
     assert_eq!(ledger["lost"], 0, "{ledger}");
     let served = ledger["served"].as_u64().expect("a number");

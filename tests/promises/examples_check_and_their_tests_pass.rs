@@ -6,9 +6,7 @@ use crate::harness::{Scratch, repository, run, secs};
 fn examples() -> Vec<std::path::PathBuf> {
     let folder = repository().join("board-configs/examples");
     let entries = std::fs::read_dir(folder).expect("board-configs/examples");
-    let mut paths: Vec<_> = entries
-        .map(|entry| entry.expect("an entry").path())
-        .collect();
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     paths.retain(|path| path.extension().is_some_and(|ext| ext == "yaml"));
     paths.sort();
     paths
@@ -22,19 +20,13 @@ fn examples_are_accepted_and_their_tests_pass() {
         let name = path.to_str().expect("a path");
         let checked = run(&["check", name], secs(20));
         assert_eq!(checked.code, Some(0), "{name}: {checked:?}");
-        assert!(
-            checked.stdout.contains("no problems"),
-            "{name}: {checked:?}"
-        );
+        assert!(checked.stdout.contains("no problems"), "{name}: {checked:?}");
         let tested = run(&["test", name], secs(30));
         assert_eq!(tested.code, Some(0), "{name}: {tested:?}");
         assert!(tested.stdout.contains(" 0 failed"), "{name}: {tested:?}");
     }
     let with_tests = examples.iter().filter(|path| {
-        std::fs::read_to_string(path)
-            .expect("an example")
-            .lines()
-            .any(|line| line == "tests:")
+        std::fs::read_to_string(path).expect("an example").lines().any(|line| line == "tests:")
     });
     assert!(with_tests.count() >= 1, "no example has tests");
 }
@@ -96,10 +88,7 @@ fn a_wrong_expectation_fails() {
     assert_eq!(mean.code, Some(1), "{mean:?}");
     assert!(mean.stdout.contains("1 passed, 1 failed"), "{mean:?}");
     // What was expected and what came.
-    assert!(
-        mean.stdout.contains("231.5") && mean.stdout.contains("231"),
-        "{mean:?}"
-    );
+    assert!(mean.stdout.contains("231.5") && mean.stdout.contains("231"), "{mean:?}");
     let late = test("231.0", 0);
     assert_eq!(late.code, Some(1), "{late:?}");
 }
@@ -109,9 +98,5 @@ fn the_schema_is_the_one_in_the_repository() {
     let printed = run(&["schema"], secs(10));
     assert_eq!(printed.code, Some(0));
     let kept = std::fs::read_to_string(repository().join("board-configs/schema.json"));
-    assert_eq!(
-        printed.stdout,
-        kept.expect("board-configs/schema.json"),
-        "run `make bless`"
-    );
+    assert_eq!(printed.stdout, kept.expect("board-configs/schema.json"), "run `make bless`");
 }

@@ -39,12 +39,7 @@ sinks: [ {{ name: disk, driver: {{ file: {{ path: {} }} }} }} ]
     }
     // What a crash can leave of a line, put there by hand.
     let mut torn = fs::read(&path).expect("the file");
-    torn.truncate(
-        torn.iter()
-            .rposition(|byte| *byte == b'\n')
-            .expect("a whole line")
-            + 1,
-    );
+    torn.truncate(torn.iter().rposition(|byte| *byte == b'\n').expect("a whole line") + 1);
     torn.extend(b"{\"_id\":\"test/1/rows/99");
     fs::write(&path, torn).expect("the file");
 

@@ -45,25 +45,16 @@ sinks: [ {{ name: disk, driver: {{ file: {{ path: {} }} }} }} ]
             ),
         );
         gateway.wait_up();
-        Self {
-            scratch,
-            broker,
-            gateway,
-        }
+        Self { scratch, broker, gateway }
     }
 
     fn publish(&self, payload: &str) {
         let mut client = Client::connect(self.broker.port, "near-side").expect("a broker");
-        client
-            .publish("in/a", payload.as_bytes())
-            .expect("a broker that takes it");
+        client.publish("in/a", payload.as_bytes()).expect("a broker that takes it");
     }
 
     fn label(&self, n: i64, length: usize) {
-        self.publish(&format!(
-            "{{\"n\": {n}, \"label\": \"{}\"}}",
-            "x".repeat(length)
-        ));
+        self.publish(&format!("{{\"n\": {n}, \"label\": \"{}\"}}", "x".repeat(length)));
     }
 
     /// Waits for the record of a number.
@@ -71,17 +62,13 @@ sinks: [ {{ name: disk, driver: {{ file: {{ path: {} }} }} }} ]
         wait_for(&format!("the record of {n}"), secs(20), || {
             let text = fs::read_to_string(self.scratch.join("out.jsonl")).unwrap_or_default();
             let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-            lines(whole)
-                .into_iter()
-                .find(|record| record.body["n"] == n)
+            lines(whole).into_iter().find(|record| record.body["n"] == n)
         })
     }
 
     fn counter(&mut self, name: &str) -> u64 {
         let status = self.gateway.status();
-        part(&status, "devices", "feed")["counters"][name]
-            .as_u64()
-            .unwrap_or(0)
+        part(&status, "devices", "feed")["counters"][name].as_u64().unwrap_or(0)
     }
 }
 
@@ -120,11 +107,10 @@ fn a44_a_new_broker_is_subscribed_to_again() {
         feed.broker.kill();
         let kept = part(&feed.gateway.status(), "devices", "feed")["counters"]["connects"].clone();
         feed.broker.restart();
-        feed.gateway
-            .wait_status("the feed to be back", secs(20), |status| {
-                let feed = part(status, "devices", "feed");
-                (feed["state"] == "up" && feed["counters"]["connects"] != kept).then_some(())
-            });
+        feed.gateway.wait_status("the feed to be back", secs(20), |status| {
+            let feed = part(status, "devices", "feed");
+            (feed["state"] == "up" && feed["counters"]["connects"] != kept).then_some(())
+        });
         feed.label(round, 10);
         feed.record(round);
     }

@@ -86,11 +86,7 @@ fn a48_a50_nothing_comes_twice() {
     let mut last = None;
     for window in &windows {
         let start = Some(window.micros("start"));
-        assert!(
-            start > last,
-            "a window twice or out of order: {}",
-            window.text
-        );
+        assert!(start > last, "a window twice or out of order: {}", window.text);
         last = start;
     }
 }

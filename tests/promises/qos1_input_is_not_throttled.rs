@@ -57,22 +57,10 @@ fn three_thousand_messages_in_a_few_seconds() {
     gateway.wait_up();
 
     let mut command = Command::new(program("mosquitto_pub"));
-    command.args([
-        "-h",
-        "127.0.0.1",
-        "-p",
-        &port.to_string(),
-        "-t",
-        "in/n",
-        "-q",
-        "1",
-        "-l",
-    ]);
+    command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-t", "in/n", "-q", "1", "-l"]);
     command.stdin(Stdio::piped()).stdout(Stdio::null());
     let mut publisher = Program::start("mosquitto_pub", &mut command, &scratch.join("pub.log"));
-    let began = gateway.status()["gateway"]["uptime_s"]
-        .as_f64()
-        .expect("an uptime");
+    let began = gateway.status()["gateway"]["uptime_s"].as_f64().expect("an uptime");
     let mut to = publisher.child.stdin.take().expect("a pipe");
     for n in 0..MESSAGES {
         writeln!(to, "{{\"n\": {n}}}").expect("a publisher that reads");
@@ -91,9 +79,7 @@ fn three_thousand_messages_in_a_few_seconds() {
         far_side.look(|all| all.iter().map(|record| record.int(column)).sum::<i64>())
     };
     let all = i64::try_from(MESSAGES).expect("few");
-    gateway.wait_status("the last window", secs(25), |_| {
-        (sum("n") >= all).then_some(())
-    });
+    gateway.wait_status("the last window", secs(25), |_| (sum("n") >= all).then_some(()));
     let windows = of_stream(&far_side.records(), "counts");
     assert_eq!(repeated(&windows), 0);
     assert_eq!(sum("n"), all);

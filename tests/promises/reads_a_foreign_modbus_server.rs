@@ -54,22 +54,14 @@ discrete_2 | register: discrete, address: 2                               | true
 fn points() -> Vec<(&'static str, &'static str, Value)> {
     let line = |line: &'static str| {
         let columns: Vec<_> = line.split('|').map(str::trim).collect();
-        let [name, point, expected] = columns[..] else {
-            panic!("{line}")
-        };
-        (
-            name,
-            point,
-            serde_json::from_str(expected).expect("a value"),
-        )
+        let [name, point, expected] = columns[..] else { panic!("{line}") };
+        (name, point, serde_json::from_str(expected).expect("a value"))
     };
     POINTS.trim().lines().map(line).collect()
 }
 
 fn device(plant: u16, every: &str, points: impl Iterator<Item = String>) -> String {
-    let points: Vec<_> = points
-        .map(|point| format!("          - {{ {point} }}"))
-        .collect();
+    let points: Vec<_> = points.map(|point| format!("          - {{ {point} }}")).collect();
     let points = points.join(
         "
 ",
@@ -101,9 +93,7 @@ fn a08_a09_a10_a13_all_types_and_orders() {
     let scratch = Scratch::new("types");
     let plant = Plant::start(&scratch);
     let all = points();
-    let lines = all
-        .iter()
-        .map(|(name, point, _)| format!("name: {name}, {point}"));
+    let lines = all.iter().map(|(name, point, _)| format!("name: {name}, {point}"));
     let config = format!(
         "{}{}
 streams: [ {{ name: all, from: [meter], sql: SELECT * FROM meter, to: [ {{ sink: out }} ] }} ]
@@ -130,10 +120,7 @@ sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
         assert_eq!(row.body["quality"], "good");
     }
     let seqs: Vec<_> = rows.iter().map(|row| row.int("seq")).collect();
-    assert!(
-        seqs.windows(2).all(|pair| pair[1] == pair[0] + 1),
-        "{seqs:?}"
-    );
+    assert!(seqs.windows(2).all(|pair| pair[1] == pair[0] + 1), "{seqs:?}");
     assert_eq!(gateway.stop().code, Some(0));
 }
 
@@ -198,19 +185,11 @@ sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
     let mut by_window: BTreeMap<i64, Vec<f64>> = BTreeMap::new();
     for row in &rows {
         let start = row.micros("time").div_euclid(2_000_000) * 2_000_000;
-        by_window
-            .entry(start)
-            .or_default()
-            .push(row.number("counter"));
+        by_window.entry(start).or_default().push(row.number("counter"));
     }
     for window in &windows {
         let start = window.micros("start");
-        assert_eq!(
-            start % 2_000_000,
-            0,
-            "aligned to the epoch: {}",
-            window.text
-        );
+        assert_eq!(start % 2_000_000, 0, "aligned to the epoch: {}", window.text);
         assert_eq!(window.micros("end"), start + 2_000_000);
         let counters = &by_window[&start];
         // The ramp is 10 + counter / 2, and counters follow each other without a gap.
@@ -218,10 +197,7 @@ sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
         assert_eq!(window.int("n"), i64::try_from(counters.len()).expect("few"));
         let near = |column: &str, expected: f64| {
             let got = window.number(column);
-            assert!(
-                (got - expected).abs() < 1e-6,
-                "{column}: {got}, not {expected}"
-            );
+            assert!((got - expected).abs() < 1e-6, "{column}: {got}, not {expected}");
         };
         near("low", 10.0 + first / 2.0);
         near("high", 10.0 + last / 2.0);

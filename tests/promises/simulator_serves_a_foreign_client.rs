@@ -14,12 +14,8 @@ fn pymodbus_reads_the_plant() {
     let scratch = Scratch::new("sim");
     let out = scratch.join("stdout");
     let mut command = Command::new(tidegate());
-    command
-        .arg("sim")
-        .arg(repository().join("board-configs/sim/plant.yaml"));
-    command
-        .stdin(Stdio::null())
-        .stdout(File::create(&out).expect("a file"));
+    command.arg("sim").arg(repository().join("board-configs/sim/plant.yaml"));
+    command.stdin(Stdio::null()).stdout(File::create(&out).expect("a file"));
     let mut sim = Program::start("tidegate sim", &mut command, &scratch.join("stderr"));
     let port = wait_for("the simulator's port", secs(10), || {
         let text = fs::read_to_string(&out).expect("standard output");
@@ -28,16 +24,8 @@ fn pymodbus_reads_the_plant() {
     });
 
     let client = repository().join("tests/modbus_client.py");
-    let read = Command::new(python())
-        .arg(client)
-        .arg(port.to_string())
-        .output()
-        .expect("Python");
-    assert!(
-        read.status.success(),
-        "{}",
-        String::from_utf8_lossy(&read.stderr)
-    );
+    let read = Command::new(python()).arg(client).arg(port.to_string()).output().expect("Python");
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
     let reads: Vec<Value> = String::from_utf8(read.stdout)
         .expect("UTF-8")
         .lines()

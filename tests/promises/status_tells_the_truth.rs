@@ -46,27 +46,15 @@ sinks:
 }
 
 fn sum(by_reason: &Value) -> u64 {
-    let map = by_reason
-        .as_object()
-        .unwrap_or_else(|| panic!("{by_reason} is not a mapping"));
-    map.values()
-        .map(|value| value.as_u64().expect("a count"))
-        .sum()
+    let map = by_reason.as_object().unwrap_or_else(|| panic!("{by_reason} is not a mapping"));
+    map.values().map(|value| value.as_u64().expect("a count")).sum()
 }
 
 fn assert_adds_up(ledger: &Value) {
     let hops = |name: &str| ledger[name].as_array().expect("a hop").clone();
-    let n = |hop: &Value, key: &str| {
-        hop[key]
-            .as_u64()
-            .unwrap_or_else(|| panic!("{key} of {hop}"))
-    };
+    let n = |hop: &Value, key: &str| hop[key].as_u64().unwrap_or_else(|| panic!("{key} of {hop}"));
     for hop in hops("sources") {
-        assert_eq!(
-            n(&hop, "read"),
-            n(&hop, "accepted") + sum(&hop["refused"]),
-            "{hop}"
-        );
+        assert_eq!(n(&hop, "read"), n(&hop, "accepted") + sum(&hop["refused"]), "{hop}");
     }
     for hop in hops("streams") {
         let parts = n(&hop, "windowed") + n(&hop, "late") + n(&hop, "filtered") + n(&hop, "open");
@@ -127,11 +115,7 @@ fn every_hop_adds_up() {
         ("streams", "windows", "up"),
         ("sinks", "disk", "up"),
     ] {
-        assert_eq!(
-            part(&status, section, name)["state"],
-            state,
-            "{section} {name}"
-        );
+        assert_eq!(part(&status, section, name)["state"], state, "{section} {name}");
     }
     let nobody = part(&status, "sinks", "nobody");
     assert_ne!(nobody["state"], "up", "{nobody:#}");
@@ -139,15 +123,9 @@ fn every_hop_adds_up() {
     // Half of the numbers pass the filter.
     let even = part(&status["ledger"], "streams", "even");
     let (passed, left_out) = (even["windowed"].as_u64(), even["filtered"].as_u64());
-    let difference = passed
-        .expect("a count")
-        .abs_diff(left_out.expect("a count"));
+    let difference = passed.expect("a count").abs_diff(left_out.expect("a count"));
     assert!(difference <= 3, "{even:#}");
-    assert_eq!(
-        part(&status, "streams", "windows")["plans"],
-        1,
-        "planned once"
-    );
+    assert_eq!(part(&status, "streams", "windows")["plans"], 1, "planned once");
 
     let healthy = run(&["healthcheck", "--socket", socket], secs(10));
     assert_eq!(healthy.code, Some(0), "{healthy:?}");
@@ -165,10 +143,7 @@ fn doors_are_no_more_open_than_they_must_be() {
     let web = free_port();
     let mut gateway = Gateway::start(&scratch, &config(&scratch, plant.port, web));
     gateway.wait_up();
-    let mode = std::fs::metadata(gateway.socket())
-        .expect("a socket")
-        .permissions()
-        .mode();
+    let mode = std::fs::metadata(gateway.socket()).expect("a socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "{mode:o}");
 
     let http = |request: &str, host: &str| {
@@ -213,17 +188,9 @@ fn assert_metrics(body: &str) {
         } else if !line.starts_with('#') {
             let (sample, value) = line.rsplit_once(' ').expect("a sample and its value");
             assert!(samples.insert(sample), "{sample} twice");
-            value
-                .parse::<f64>()
-                .unwrap_or_else(|_| panic!("the value in {line}"));
+            value.parse::<f64>().unwrap_or_else(|_| panic!("the value in {line}"));
         }
     }
-    assert!(
-        samples.iter().all(|sample| sample.starts_with("tidegate_")),
-        "{samples:?}"
-    );
-    assert!(
-        samples.iter().any(|sample| sample.contains("meter")),
-        "{body}"
-    );
+    assert!(samples.iter().all(|sample| sample.starts_with("tidegate_")), "{samples:?}");
+    assert!(samples.iter().any(|sample| sample.contains("meter")), "{body}");
 }

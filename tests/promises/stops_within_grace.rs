@@ -80,10 +80,7 @@ fn a54_with_a_frozen_broker_and_thousands_queued() {
     repeated(&rows);
     assert_contiguous(&rows);
     let newest = rows.iter().map(|row| row.id_parts().3).max().expect("rows");
-    assert!(
-        newest >= results + 4_000 - 1,
-        "{newest} of at least {results} + 4,000"
-    );
+    assert!(newest >= results + 4_000 - 1, "{newest} of at least {results} + 4,000");
 }
 
 #[test]

@@ -76,18 +76,12 @@ impl Random {
 }
 
 fn now_ms() -> i64 {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .expect("after 1970")
-        .as_millis();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
     i64::try_from(now).expect("before the year 292 million")
 }
 
 fn message(n: i64, ts: i64) -> String {
-    format!(
-        "{{\"ts\": {ts}, \"n\": {n}, \"v\": {}, \"label\": \"n{n}\"}}",
-        n as f64 * 0.25
-    )
+    format!("{{\"ts\": {ts}, \"n\": {n}, \"v\": {}, \"label\": \"n{n}\"}}", n as f64 * 0.25)
 }
 
 /// Publishes about 100 messages a second until it is told to end. Returns the time of each, in
@@ -97,17 +91,13 @@ fn publish(broker: u16, ended: &AtomicBool) -> Vec<i64> {
     let mut times = Vec::new();
     while !ended.load(Ordering::SeqCst) {
         let (n, ts) = (i64::try_from(times.len()).expect("few"), now_ms());
-        client
-            .publish("in/n", message(n, ts).as_bytes())
-            .expect("a broker that takes it");
+        client.publish("in/n", message(n, ts).as_bytes()).expect("a broker that takes it");
         times.push(ts);
         std::thread::sleep(Duration::from_millis(10));
     }
     // One far ahead closes all windows before it.
     let (n, ts) = (i64::try_from(times.len()).expect("few"), now_ms() + 10_000);
-    client
-        .publish("in/n", message(n, ts).as_bytes())
-        .expect("a broker that takes it");
+    client.publish("in/n", message(n, ts).as_bytes()).expect("a broker that takes it");
     times
 }
 
@@ -122,10 +112,7 @@ impl Drop for Ending<'_> {
 
 /// Starts the gateway and kills it, again and again.
 fn kill_often(scratch: &Scratch, config: &str) {
-    let seed = setting(
-        "TIDEGATE_TEST_SEED",
-        u64::try_from(now_ms()).expect("after 1970"),
-    ) | 1;
+    let seed = setting("TIDEGATE_TEST_SEED", u64::try_from(now_ms()).expect("after 1970")) | 1;
     let kills = setting("TIDEGATE_TEST_KILLS", 50);
     eprintln!("TIDEGATE_TEST_SEED={seed} TIDEGATE_TEST_KILLS={kills}");
     let mut random = Random(seed);
@@ -139,11 +126,7 @@ fn kill_often(scratch: &Scratch, config: &str) {
             });
         }
         std::thread::sleep(Duration::from_millis(random.below(1_200)));
-        assert!(
-            gateway.runs(),
-            "the gateway has ended by itself:\n{}",
-            gateway.log()
-        );
+        assert!(gateway.runs(), "the gateway has ended by itself:\n{}", gateway.log());
         gateway.kill();
     }
 }
@@ -157,11 +140,7 @@ fn judge(records: &[Record], times: &[i64]) {
     assert_contiguous(&rows);
     for row in &rows {
         let n = row.int("n");
-        assert!(
-            (row.number("v") - n as f64 * 0.25).abs() < 1e-9,
-            "{}",
-            row.text
-        );
+        assert!((row.number("v") - n as f64 * 0.25).abs() < 1e-9, "{}", row.text);
         assert_eq!(row.text_of("label"), format!("n{n}"), "{}", row.text);
         if let Some(ts) = usize::try_from(n).ok().and_then(|n| times.get(n)) {
             assert_eq!(row.micros("time"), ts * 1_000, "{}", row.text);
@@ -170,10 +149,7 @@ fn judge(records: &[Record], times: &[i64]) {
 
     let mut published: BTreeMap<i64, BTreeSet<i64>> = BTreeMap::new();
     for (n, ts) in (0..).zip(times) {
-        published
-            .entry(ts.div_euclid(WINDOW_MS) * WINDOW_MS * 1_000)
-            .or_default()
-            .insert(n);
+        published.entry(ts.div_euclid(WINDOW_MS) * WINDOW_MS * 1_000).or_default().insert(n);
     }
     let windows = of_stream(records, "windows");
     assert_contiguous(&windows);
@@ -185,27 +161,13 @@ fn judge(records: &[Record], times: &[i64]) {
         }
     }
     for (start, values) in &published {
-        let window = results
-            .get(start)
-            .unwrap_or_else(|| panic!("no result of window {start}"));
-        let got = (
-            window.int("different"),
-            window.int("low"),
-            window.int("high"),
-        );
+        let window = results.get(start).unwrap_or_else(|| panic!("no result of window {start}"));
+        let got = (window.int("different"), window.int("low"), window.int("high"));
         let different = i64::try_from(values.len()).expect("few");
-        let expected = (
-            different,
-            *values.first().expect("one"),
-            *values.last().expect("one"),
-        );
+        let expected = (different, *values.first().expect("one"), *values.last().expect("one"));
         assert_eq!(got, expected, "window {start}: {}", window.text);
     }
-    assert_eq!(
-        results.len(),
-        published.len(),
-        "windows that nothing was published in"
-    );
+    assert_eq!(results.len(), published.len(), "windows that nothing was published in");
 }
 
 #[test]
@@ -232,29 +194,19 @@ fn nothing_accepted_is_lost_or_altered() {
     let mut gateway = Gateway::start(&scratch, &config);
     let last = i64::try_from(times.len()).expect("few");
     far_side.wait_value("rows", "n", last, secs(30));
-    let windows = times
-        .iter()
-        .map(|ts| ts.div_euclid(WINDOW_MS))
-        .collect::<BTreeSet<_>>()
-        .len();
+    let windows = times.iter().map(|ts| ts.div_euclid(WINDOW_MS)).collect::<BTreeSet<_>>().len();
     let closed = |records: &[Record]| {
         let windows = records.iter().filter(|record| record.stream() == "windows");
-        windows
-            .map(|record| record.micros("start"))
-            .collect::<BTreeSet<_>>()
-            .len()
+        windows.map(|record| record.micros("start")).collect::<BTreeSet<_>>().len()
     };
-    wait_until("the last window", secs(20), || {
-        far_side.look(closed) >= windows
-    });
+    wait_until("the last window", secs(20), || far_side.look(closed) >= windows);
     gateway.wait_drained(secs(20));
     let stopped = gateway.stop();
     assert_eq!(stopped.code, Some(0));
 
     judge(&far_side.records(), &times);
-    let written = wait_for("the file", secs(1), || {
-        fs::read_to_string(scratch.join("out.jsonl")).ok()
-    });
+    let written =
+        wait_for("the file", secs(1), || fs::read_to_string(scratch.join("out.jsonl")).ok());
     judge(&lines(&written), &times);
     eprintln!("{} messages, {windows} windows", times.len());
 }

@@ -64,9 +64,7 @@ fn a59_a60_a63_a65_edges_of_old_events() {
     let mut client = Client::connect(port, "near-side").expect("a broker");
     for (ts, v) in EVENTS {
         let payload = format!("{{\"ts\": {ts}, \"v\": {v:?}}}");
-        client
-            .publish("in", payload.as_bytes())
-            .expect("a broker that takes it");
+        client.publish("in", payload.as_bytes()).expect("a broker that takes it");
     }
     let windows = wait_for("four windows", secs(20), || {
         let windows = of_stream(&gateway.printed(), "windows");
@@ -76,14 +74,7 @@ fn a59_a60_a63_a65_edges_of_old_events() {
     let second = 1_000_000;
     let got: Vec<_> = windows
         .iter()
-        .map(|w| {
-            (
-                w.micros("from_time"),
-                w.micros("to_time"),
-                w.int("n"),
-                w.number("total"),
-            )
-        })
+        .map(|w| (w.micros("from_time"), w.micros("to_time"), w.int("n"), w.number("total")))
         .collect();
     let expected = [
         (start, start + second, 1, 26.0),

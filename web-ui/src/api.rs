@@ -38,9 +38,7 @@ pub fn router(console: Arc<dyn Console>) -> Router {
 ///
 /// The socket's file mode decides who may connect, so the Host header is not judged here.
 pub fn control_router(console: Arc<dyn Console>, control: Arc<dyn Control>) -> Router {
-    let changing = Router::new()
-        .route("/api/v1/shutdown", post(shutdown))
-        .with_state(control);
+    let changing = Router::new().route("/api/v1/shutdown", post(shutdown)).with_state(control);
     with_headers(guarded(reading(console).merge(changing)))
 }
 
@@ -76,10 +74,7 @@ async fn ready(State(console): State<Arc<dyn Console>>) -> Response {
     Problem::new(
         StatusCode::SERVICE_UNAVAILABLE,
         "not_ready",
-        format!(
-            "{} part(s) keep the gateway from being ready",
-            reasons.len()
-        ),
+        format!("{} part(s) keep the gateway from being ready", reasons.len()),
     )
     .reasons(reasons)
     .into_response()
@@ -110,12 +105,8 @@ struct Stopping {
 }
 
 async fn no_route() -> Problem {
-    Problem::new(
-        StatusCode::NOT_FOUND,
-        "no_such_route",
-        "nothing is served at this path",
-    )
-    .hint("`GET /` lists what is")
+    Problem::new(StatusCode::NOT_FOUND, "no_such_route", "nothing is served at this path")
+        .hint("`GET /` lists what is")
 }
 
 async fn no_method() -> Problem {

@@ -98,13 +98,8 @@ pub enum PartState {
 
 impl PartState {
     /// All states, in the order of their declaration.
-    pub const ALL: [Self; 5] = [
-        Self::Connecting,
-        Self::Up,
-        Self::Down,
-        Self::Failed,
-        Self::Stopped,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Connecting, Self::Up, Self::Down, Self::Failed, Self::Stopped];
 
     /// The word in status and metrics.
     pub fn name(self) -> &'static str {
@@ -345,14 +340,7 @@ impl SourceHop {
 impl StreamHop {
     /// Rows that no part of the hop accounts for: 0 unless something counts wrongly.
     pub fn unaccounted(&self) -> i128 {
-        let parts = [
-            self.windowed,
-            self.late,
-            self.filtered,
-            self.failed,
-            self.dropped,
-            self.open,
-        ];
+        let parts = [self.windowed, self.late, self.filtered, self.failed, self.dropped, self.open];
         i128::from(self.accepted) - parts.into_iter().map(i128::from).sum::<i128>()
     }
 }
@@ -401,22 +389,11 @@ mod tests {
     #[test]
     fn a_hop_that_adds_up_leaves_nothing_unaccounted() {
         let refused = BTreeMap::from([("future".to_owned(), 2), ("queue_full".to_owned(), 1)]);
-        let source = SourceHop {
-            device: "m".into(),
-            read: 10,
-            accepted: 7,
-            refused,
-        };
+        let source = SourceHop { device: "m".into(), read: 10, accepted: 7, refused };
         assert_eq!(source.unaccounted(), 0);
-        let short = SourceHop {
-            accepted: 5,
-            ..source.clone()
-        };
+        let short = SourceHop { accepted: 5, ..source.clone() };
         assert_eq!(short.unaccounted(), 2);
-        let twice = SourceHop {
-            accepted: 8,
-            ..source
-        };
+        let twice = SourceHop { accepted: 8, ..source };
         assert_eq!(twice.unaccounted(), -1);
 
         let stream = StreamHop {

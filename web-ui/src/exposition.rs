@@ -36,23 +36,10 @@ impl Page {
 
     /// A family without samples leaves nothing behind.
     fn family(&mut self, name: &str, kind: &str, help: &str, fill: impl FnOnce(&mut Family<'_>)) {
-        let mut family = Family {
-            name,
-            samples: String::new(),
-        };
+        let mut family = Family { name, samples: String::new() };
         fill(&mut family);
         if !family.samples.is_empty() {
-            let lines = [
-                "# HELP ",
-                name,
-                " ",
-                help,
-                "\n# TYPE ",
-                name,
-                " ",
-                kind,
-                "\n",
-            ];
+            let lines = ["# HELP ", name, " ", help, "\n# TYPE ", name, " ", kind, "\n"];
             self.text.extend(lines);
             self.text += &family.samples;
         }
@@ -70,8 +57,7 @@ impl Family<'_> {
     pub(crate) fn put(&mut self, labels: &[(&str, &str)], value: impl Display) {
         self.samples += self.name;
         for (i, (label, text)) in labels.iter().enumerate() {
-            self.samples
-                .extend([if i == 0 { "{" } else { "," }, label, "=\""]);
+            self.samples.extend([if i == 0 { "{" } else { "," }, label, "=\""]);
             escape_into(&mut self.samples, text);
             self.samples.push('"');
         }
@@ -90,10 +76,7 @@ impl Family<'_> {
     /// Adds a sample for each state: 1 for the one that the part is in, else 0.
     pub(crate) fn put_state(&mut self, kind: &str, name: &str, is: PartState) {
         for state in PartState::ALL {
-            self.put(
-                &[(kind, name), ("state", state.name())],
-                u8::from(state == is),
-            );
+            self.put(&[(kind, name), ("state", state.name())], u8::from(state == is));
         }
     }
 
@@ -144,14 +127,10 @@ mod tests {
     #[test]
     fn writes_a_family_as_the_specification_shows() {
         let mut page = Page::default();
-        page.counter(
-            "http_requests_total",
-            "The total number of HTTP requests.",
-            |f| {
-                f.put(&[("method", "post"), ("code", "200")], 1027);
-                f.put(&[("method", "post"), ("code", "400")], 3);
-            },
-        );
+        page.counter("http_requests_total", "The total number of HTTP requests.", |f| {
+            f.put(&[("method", "post"), ("code", "200")], 1027);
+            f.put(&[("method", "post"), ("code", "400")], 3);
+        });
         page.gauge("something_weird", "What can be odd.", |f| {
             f.put(&[("problem", "division by zero")], Float(f64::INFINITY));
             f.put(&[], Float(f64::NEG_INFINITY));
@@ -180,10 +159,8 @@ mod tests {
     fn escapes_label_values_as_the_specification_shows() {
         let mut page = Page::default();
         page.gauge("msdos_file_access_time_seconds", "Escaping.", |f| {
-            let labels = [
-                ("path", r"C:\DIR\FILE.TXT"),
-                ("error", "Cannot find file:\n\"FILE.TXT\""),
-            ];
+            let labels =
+                [("path", r"C:\DIR\FILE.TXT"), ("error", "Cannot find file:\n\"FILE.TXT\"")];
             f.put(&labels, Float(1.458_255_915e9));
         });
         let line = page.into_text().lines().last().map(str::to_owned);

@@ -35,10 +35,7 @@ const ANSWER_HEADERS: [(HeaderName, &str); 6] = [
     ),
     (X_FRAME_OPTIONS, "DENY"),
     (REFERRER_POLICY, "no-referrer"),
-    (
-        HeaderName::from_static("cross-origin-resource-policy"),
-        "same-origin",
-    ),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
     (CACHE_CONTROL, "no-store"),
 ];
 
@@ -46,9 +43,7 @@ const ANSWER_HEADERS: [(HeaderName, &str); 6] = [
 pub(crate) async fn answer_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     for (name, value) in ANSWER_HEADERS {
-        response
-            .headers_mut()
-            .insert(name, HeaderValue::from_static(value));
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
 }
@@ -76,15 +71,10 @@ pub(crate) async fn limits(request: Request, next: Next) -> Response {
             .into_response(),
         }
     };
-    tokio::time::timeout(REQUEST_TIMEOUT, answer)
-        .await
-        .unwrap_or_else(|_| {
-            let detail = format!(
-                "the request took longer than {} s",
-                REQUEST_TIMEOUT.as_secs()
-            );
-            Problem::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail).into_response()
-        })
+    tokio::time::timeout(REQUEST_TIMEOUT, answer).await.unwrap_or_else(|_| {
+        let detail = format!("the request took longer than {} s", REQUEST_TIMEOUT.as_secs());
+        Problem::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail).into_response()
+    })
 }
 
 /// Refuses a request that was addressed to another name than this machine's own.
@@ -121,14 +111,8 @@ fn addressed_to(headers: &HeaderMap, uri: &Uri) -> Addressed {
         return Addressed::Unclear;
     };
     let named = host.to_str().is_ok_and(is_loopback);
-    let targeted = uri
-        .authority()
-        .is_none_or(|authority| is_loopback(authority.as_str()));
-    if named && targeted {
-        Addressed::Loopback
-    } else {
-        Addressed::Elsewhere
-    }
+    let targeted = uri.authority().is_none_or(|authority| is_loopback(authority.as_str()));
+    if named && targeted { Addressed::Loopback } else { Addressed::Elsewhere }
 }
 
 /// True for `localhost` and loopback addresses, with or without a port.
@@ -202,23 +186,11 @@ mod tests {
             addressed_to(&headers, &Uri::from_static(uri))
         };
         assert_eq!(judge(&["localhost"], "/"), Addressed::Loopback);
-        assert_eq!(
-            judge(&["localhost"], "http://127.0.0.1:8080/"),
-            Addressed::Loopback
-        );
-        assert_eq!(
-            judge(&["localhost"], "http://evil.example/"),
-            Addressed::Elsewhere
-        );
+        assert_eq!(judge(&["localhost"], "http://127.0.0.1:8080/"), Addressed::Loopback);
+        assert_eq!(judge(&["localhost"], "http://evil.example/"), Addressed::Elsewhere);
         assert_eq!(judge(&["evil.example"], "/"), Addressed::Elsewhere);
-        assert_eq!(
-            judge(&["evil.example"], "http://localhost/"),
-            Addressed::Elsewhere
-        );
+        assert_eq!(judge(&["evil.example"], "http://localhost/"), Addressed::Elsewhere);
         assert_eq!(judge(&[], "/"), Addressed::Unclear);
-        assert_eq!(
-            judge(&["localhost", "evil.example"], "/"),
-            Addressed::Unclear
-        );
+        assert_eq!(judge(&["localhost", "evil.example"], "/"), Addressed::Unclear);
     }
 }

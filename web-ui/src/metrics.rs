@@ -24,111 +24,61 @@ pub fn render(status: &Status, readiness: &Readiness) -> String {
 
 fn gateway(page: &mut Page, status: &Status, readiness: &Readiness) {
     let gateway = &status.gateway;
-    page.gauge(
-        "tidegate_info",
-        "The gateway and its program version; always 1.",
-        |f| {
-            f.put(
-                &[("gateway", &gateway.name), ("version", &gateway.version)],
-                1,
-            );
-        },
-    );
-    page.gauge(
-        "tidegate_epoch",
-        "Epoch of the store, part of each record id.",
-        |f| {
-            f.put(&[], gateway.epoch);
-        },
-    );
-    page.gauge(
-        "tidegate_uptime_seconds",
-        "Time since the process started.",
-        |f| {
-            f.put(&[], Float(gateway.uptime_s));
-        },
-    );
-    page.gauge(
-        "tidegate_ready",
-        "1 while the streams do their work, else 0.",
-        |f| {
-            f.put(&[], u8::from(readiness.is_ready()));
-        },
-    );
-    page.gauge(
-        "tidegate_config_problems",
-        "Warnings of the running configuration.",
-        |f| {
-            f.put(&[], status.config_problems.len());
-        },
-    );
+    page.gauge("tidegate_info", "The gateway and its program version; always 1.", |f| {
+        f.put(&[("gateway", &gateway.name), ("version", &gateway.version)], 1);
+    });
+    page.gauge("tidegate_epoch", "Epoch of the store, part of each record id.", |f| {
+        f.put(&[], gateway.epoch);
+    });
+    page.gauge("tidegate_uptime_seconds", "Time since the process started.", |f| {
+        f.put(&[], Float(gateway.uptime_s));
+    });
+    page.gauge("tidegate_ready", "1 while the streams do their work, else 0.", |f| {
+        f.put(&[], u8::from(readiness.is_ready()));
+    });
+    page.gauge("tidegate_config_problems", "Warnings of the running configuration.", |f| {
+        f.put(&[], status.config_problems.len());
+    });
 }
 
 fn links(page: &mut Page, status: &Status) {
     let links = &status.links;
-    page.gauge(
-        "tidegate_link_state",
-        "1 for the state that the link is in, else 0.",
-        |f| {
-            for l in links {
-                f.put_state("link", &l.name, l.state);
-            }
-        },
-    );
-    page.counter(
-        "tidegate_link_restarts_total",
-        "Times the link's part was restarted.",
-        |f| {
-            for l in links {
-                f.put(&[("link", &l.name)], l.restarts);
-            }
-        },
-    );
+    page.gauge("tidegate_link_state", "1 for the state that the link is in, else 0.", |f| {
+        for l in links {
+            f.put_state("link", &l.name, l.state);
+        }
+    });
+    page.counter("tidegate_link_restarts_total", "Times the link's part was restarted.", |f| {
+        for l in links {
+            f.put(&[("link", &l.name)], l.restarts);
+        }
+    });
     let counted = || links.iter().map(|l| (&l.name, &l.counters));
     driver_counters(page, "link", counted);
 }
 
 fn devices(page: &mut Page, status: &Status) {
     let devices = &status.devices;
-    page.gauge(
-        "tidegate_device_state",
-        "1 for the state that the device is in, else 0.",
-        |f| {
-            for d in devices {
-                f.put_state("device", &d.name, d.state);
+    page.gauge("tidegate_device_state", "1 for the state that the device is in, else 0.", |f| {
+        for d in devices {
+            f.put_state("device", &d.name, d.state);
+        }
+    });
+    page.counter("tidegate_device_rows_total", "Rows read, by their quality.", |f| {
+        for d in devices {
+            let qualities =
+                [("good", d.rows.good), ("uncertain", d.rows.uncertain), ("bad", d.rows.bad)];
+            for (quality, rows) in qualities {
+                let labels = [("device", &*d.name), ("table", &d.table), ("quality", quality)];
+                f.put(&labels, rows);
             }
-        },
-    );
-    page.counter(
-        "tidegate_device_rows_total",
-        "Rows read, by their quality.",
-        |f| {
-            for d in devices {
-                let qualities = [
-                    ("good", d.rows.good),
-                    ("uncertain", d.rows.uncertain),
-                    ("bad", d.rows.bad),
-                ];
-                for (quality, rows) in qualities {
-                    let labels = [
-                        ("device", &*d.name),
-                        ("table", &d.table),
-                        ("quality", quality),
-                    ];
-                    f.put(&labels, rows);
-                }
-            }
-        },
-    );
-    page.gauge(
-        "tidegate_device_last_row_age_seconds",
-        "Time since the last row.",
-        |f| {
-            for d in devices {
-                f.put_known(&[("device", &d.name)], d.last_row_age_s.map(Float));
-            }
-        },
-    );
+        }
+    });
+    page.gauge("tidegate_device_last_row_age_seconds", "Time since the last row.", |f| {
+        for d in devices {
+            f.put_known(&[("device", &d.name)], d.last_row_age_s.map(Float));
+        }
+    });
     page.gauge(
         "tidegate_device_learnt_holes",
         "Address ranges that the device does not have, learnt from its exceptions.",
@@ -138,30 +88,22 @@ fn devices(page: &mut Page, status: &Status) {
             }
         },
     );
-    page.counter(
-        "tidegate_device_restarts_total",
-        "Times the device's part was restarted.",
-        |f| {
-            for d in devices {
-                f.put(&[("device", &d.name)], d.restarts);
-            }
-        },
-    );
+    page.counter("tidegate_device_restarts_total", "Times the device's part was restarted.", |f| {
+        for d in devices {
+            f.put(&[("device", &d.name)], d.restarts);
+        }
+    });
     let counted = || devices.iter().map(|d| (&d.name, &d.counters));
     driver_counters(page, "device", counted);
 }
 
 fn streams(page: &mut Page, status: &Status) {
     let streams = &status.streams;
-    page.gauge(
-        "tidegate_stream_state",
-        "1 for the state that the stream is in, else 0.",
-        |f| {
-            for s in streams {
-                f.put_state("stream", &s.name, s.state);
-            }
-        },
-    );
+    page.gauge("tidegate_stream_state", "1 for the state that the stream is in, else 0.", |f| {
+        for s in streams {
+            f.put_state("stream", &s.name, s.state);
+        }
+    });
     for (name, help, value) in STREAM_COUNTERS {
         page.counter(name, help, |f| {
             for s in streams {
@@ -201,85 +143,39 @@ fn streams(page: &mut Page, status: &Status) {
 type Plain<T> = (&'static str, &'static str, fn(&T) -> u64);
 
 const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 10] = [
-    (
-        "tidegate_stream_accepted_rows_total",
-        "Rows that reached the stream.",
-        |s| s.accepted,
-    ),
-    (
-        "tidegate_stream_windowed_rows_total",
-        "Rows in results of closed windows.",
-        |s| s.windowed,
-    ),
-    (
-        "tidegate_stream_late_rows_total",
-        "Rows that came after their window closed.",
-        |s| s.late,
-    ),
-    (
-        "tidegate_stream_filtered_rows_total",
-        "Rows that a stateless query left out.",
-        |s| s.filtered,
-    ),
+    ("tidegate_stream_accepted_rows_total", "Rows that reached the stream.", |s| s.accepted),
+    ("tidegate_stream_windowed_rows_total", "Rows in results of closed windows.", |s| s.windowed),
+    ("tidegate_stream_late_rows_total", "Rows that came after their window closed.", |s| s.late),
+    ("tidegate_stream_filtered_rows_total", "Rows that a stateless query left out.", |s| {
+        s.filtered
+    }),
     (
         "tidegate_stream_failed_rows_total",
         "Rows of windows or batches that the query failed on.",
         |s| s.failed,
     ),
-    (
-        "tidegate_stream_dropped_rows_total",
-        "Rows of open windows that were given up.",
-        |s| s.dropped,
-    ),
-    ("tidegate_stream_results_total", "Output rows.", |s| {
-        s.results
+    ("tidegate_stream_dropped_rows_total", "Rows of open windows that were given up.", |s| {
+        s.dropped
     }),
-    (
-        "tidegate_stream_errors_total",
-        "Windows or batches that the query failed on.",
-        |s| s.errors,
-    ),
-    (
-        "tidegate_stream_plans_total",
-        "Times the stream's SQL was planned.",
-        |s| s.plans,
-    ),
-    (
-        "tidegate_stream_restarts_total",
-        "Times the stream's part was restarted.",
-        |s| s.restarts,
-    ),
+    ("tidegate_stream_results_total", "Output rows.", |s| s.results),
+    ("tidegate_stream_errors_total", "Windows or batches that the query failed on.", |s| s.errors),
+    ("tidegate_stream_plans_total", "Times the stream's SQL was planned.", |s| s.plans),
+    ("tidegate_stream_restarts_total", "Times the stream's part was restarted.", |s| s.restarts),
 ];
 
 const STREAM_GAUGES: [Plain<crate::StreamStatus>; 3] = [
-    (
-        "tidegate_stream_open_rows",
-        "Rows in windows that are still open.",
-        |s| s.open_rows,
-    ),
-    (
-        "tidegate_stream_open_windows",
-        "Windows that are still open.",
-        |s| s.open_windows,
-    ),
-    (
-        "tidegate_stream_queue_batches",
-        "Batches that wait for the stream.",
-        |s| s.queue_len,
-    ),
+    ("tidegate_stream_open_rows", "Rows in windows that are still open.", |s| s.open_rows),
+    ("tidegate_stream_open_windows", "Windows that are still open.", |s| s.open_windows),
+    ("tidegate_stream_queue_batches", "Batches that wait for the stream.", |s| s.queue_len),
 ];
 
 fn sinks(page: &mut Page, status: &Status) {
     let sinks = &status.sinks;
-    page.gauge(
-        "tidegate_sink_state",
-        "1 for the state that the sink is in, else 0.",
-        |f| {
-            for s in sinks {
-                f.put_state("sink", &s.name, s.state);
-            }
-        },
-    );
+    page.gauge("tidegate_sink_state", "1 for the state that the sink is in, else 0.", |f| {
+        for s in sinks {
+            f.put_state("sink", &s.name, s.state);
+        }
+    });
     for (name, help, value) in SINK_COUNTERS {
         page.counter(name, help, |f| {
             for s in sinks {
@@ -287,15 +183,11 @@ fn sinks(page: &mut Page, status: &Status) {
             }
         });
     }
-    page.counter(
-        "tidegate_sink_dropped_records_total",
-        "Records given up, by reason.",
-        |f| {
-            for s in sinks {
-                f.put_each("sink", &s.name, "reason", &s.dropped);
-            }
-        },
-    );
+    page.counter("tidegate_sink_dropped_records_total", "Records given up, by reason.", |f| {
+        for s in sinks {
+            f.put_each("sink", &s.name, "reason", &s.dropped);
+        }
+    });
     for (name, help, value) in SINK_GAUGES {
         page.gauge(name, help, |f| {
             for s in sinks {
@@ -317,10 +209,7 @@ fn sinks(page: &mut Page, status: &Status) {
         "Bytes that wait for the sink through its bound store.max_bytes.",
         |f| {
             for s in sinks {
-                f.put_known(
-                    &[("sink", &s.name)],
-                    ratio(s.buffered_bytes, s.buffered_bytes_max),
-                );
+                f.put_known(&[("sink", &s.name)], ratio(s.buffered_bytes, s.buffered_bytes_max));
             }
         },
     );
@@ -329,34 +218,16 @@ fn sinks(page: &mut Page, status: &Status) {
 }
 
 const SINK_COUNTERS: [Plain<crate::SinkStatus>; 3] = [
-    (
-        "tidegate_sink_delivered_records_total",
-        "Records that the far side took.",
-        |s| s.delivered,
-    ),
-    (
-        "tidegate_sink_rejected_records_total",
-        "Records refused and kept as dead letters.",
-        |s| s.rejected,
-    ),
-    (
-        "tidegate_sink_restarts_total",
-        "Times the sink's part was restarted.",
-        |s| s.restarts,
-    ),
+    ("tidegate_sink_delivered_records_total", "Records that the far side took.", |s| s.delivered),
+    ("tidegate_sink_rejected_records_total", "Records refused and kept as dead letters.", |s| {
+        s.rejected
+    }),
+    ("tidegate_sink_restarts_total", "Times the sink's part was restarted.", |s| s.restarts),
 ];
 
 const SINK_GAUGES: [Plain<crate::SinkStatus>; 2] = [
-    (
-        "tidegate_sink_buffered_records",
-        "Records that wait for the sink.",
-        |s| s.buffered_records,
-    ),
-    (
-        "tidegate_sink_buffered_bytes",
-        "Bytes that wait for the sink.",
-        |s| s.buffered_bytes,
-    ),
+    ("tidegate_sink_buffered_records", "Records that wait for the sink.", |s| s.buffered_records),
+    ("tidegate_sink_buffered_bytes", "Bytes that wait for the sink.", |s| s.buffered_bytes),
 ];
 
 fn store(page: &mut Page, status: &Status) {
@@ -375,75 +246,43 @@ fn store(page: &mut Page, status: &Status) {
 }
 
 const STORE_COUNTERS: [Plain<crate::StoreStatus>; 3] = [
-    ("tidegate_store_commits_total", "Durable commits.", |s| {
-        s.commits
+    ("tidegate_store_commits_total", "Durable commits.", |s| s.commits),
+    ("tidegate_store_committed_bytes_total", "Bytes of the values committed.", |s| {
+        s.bytes_committed
     }),
-    (
-        "tidegate_store_committed_bytes_total",
-        "Bytes of the values committed.",
-        |s| s.bytes_committed,
-    ),
-    (
-        "tidegate_store_corrupt_records_total",
-        "Records with a wrong checksum.",
-        |s| s.corrupt_records,
-    ),
+    ("tidegate_store_corrupt_records_total", "Records with a wrong checksum.", |s| {
+        s.corrupt_records
+    }),
 ];
 
 const STORE_GAUGES: [Plain<crate::StoreStatus>; 3] = [
-    (
-        "tidegate_store_file_bytes",
-        "Size of the store's file.",
-        |s| s.file_bytes,
-    ),
-    (
-        "tidegate_store_file_bytes_max",
-        "Bound of the store.",
-        |s| s.file_bytes_max,
-    ),
-    ("tidegate_store_queue_commits", "Commits that wait.", |s| {
-        s.queue_len
-    }),
+    ("tidegate_store_file_bytes", "Size of the store's file.", |s| s.file_bytes),
+    ("tidegate_store_file_bytes_max", "Bound of the store.", |s| s.file_bytes_max),
+    ("tidegate_store_queue_commits", "Commits that wait.", |s| s.queue_len),
 ];
 
 fn ledger(page: &mut Page, status: &Status) {
     let ledger = &status.ledger;
-    page.counter(
-        "tidegate_source_read_rows_total",
-        "Rows that the driver read.",
-        |f| {
-            for s in &ledger.sources {
-                f.put(&[("device", &s.device)], s.read);
-            }
-        },
-    );
-    page.counter(
-        "tidegate_source_accepted_rows_total",
-        "Rows that the store took.",
-        |f| {
-            for s in &ledger.sources {
-                f.put(&[("device", &s.device)], s.accepted);
-            }
-        },
-    );
-    page.counter(
-        "tidegate_source_refused_rows_total",
-        "Rows not taken, by reason.",
-        |f| {
-            for s in &ledger.sources {
-                f.put_each("device", &s.device, "reason", &s.refused);
-            }
-        },
-    );
-    page.counter(
-        "tidegate_sink_results_total",
-        "Records put into the sink's outbox.",
-        |f| {
-            for s in &ledger.sinks {
-                f.put(&[("sink", &s.sink)], s.results);
-            }
-        },
-    );
+    page.counter("tidegate_source_read_rows_total", "Rows that the driver read.", |f| {
+        for s in &ledger.sources {
+            f.put(&[("device", &s.device)], s.read);
+        }
+    });
+    page.counter("tidegate_source_accepted_rows_total", "Rows that the store took.", |f| {
+        for s in &ledger.sources {
+            f.put(&[("device", &s.device)], s.accepted);
+        }
+    });
+    page.counter("tidegate_source_refused_rows_total", "Rows not taken, by reason.", |f| {
+        for s in &ledger.sources {
+            f.put_each("device", &s.device, "reason", &s.refused);
+        }
+    });
+    page.counter("tidegate_sink_results_total", "Records put into the sink's outbox.", |f| {
+        for s in &ledger.sinks {
+            f.put(&[("sink", &s.sink)], s.results);
+        }
+    });
     page.gauge(
         "tidegate_ledger_unaccounted",
         "Rows or records that no part of a hop accounts for; 0 unless a counter is wrong.",

@@ -42,10 +42,7 @@ impl Problem {
 
     /// Says what would be right.
     pub(crate) fn hint(self, hint: &'static str) -> Self {
-        Self {
-            hint: Some(hint),
-            ..self
-        }
+        Self { hint: Some(hint), ..self }
     }
 
     /// Names the parts that are in the way.
@@ -58,10 +55,9 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response<axum::body::Body> {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(self)).into_response();
-        response.headers_mut().insert(
-            CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
+        response
+            .headers_mut()
+            .insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         response
     }
 }

@@ -107,14 +107,8 @@ where
             report(ended);
         }
     };
-    if tokio::time::timeout(limits.drain_max, drained)
-        .await
-        .is_err()
-    {
-        debug!(
-            connections = connections.len(),
-            "connections cut at shutdown"
-        );
+    if tokio::time::timeout(limits.drain_max, drained).await.is_err() {
+        debug!(connections = connections.len(), "connections cut at shutdown");
     }
     connections.shutdown().await;
 }
@@ -132,11 +126,7 @@ async fn converse<T>(io: T, router: Router, limits: Limits, shutdown: Cancellati
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let io = TokioIo::new(Deadlined {
-        io,
-        limit: limits.answer_timeout,
-        deadline: None,
-    });
+    let io = TokioIo::new(Deadlined { io, limit: limits.answer_timeout, deadline: None });
     let mut connection = std::pin::pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
@@ -173,14 +163,9 @@ impl<T> Deadlined<T> {
             return poll;
         }
         let limit = self.limit;
-        let deadline = self
-            .deadline
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
         ready!(deadline.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the client reads too slowly",
-        )))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads too slowly")))
     }
 }
 

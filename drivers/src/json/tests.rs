@@ -26,10 +26,8 @@ fn decode(json: &JsonDecode, message: &str) -> Result<TableRows, String> {
         field("f", FieldType::F64, Some("deep.f")),
         field("s", FieldType::String, None),
     ];
-    let mut columns: Vec<_> = fields
-        .iter()
-        .map(|f| Point::new(f.name.as_str(), f.value_type.data_type()))
-        .collect();
+    let mut columns: Vec<_> =
+        fields.iter().map(|f| Point::new(f.name.as_str(), f.value_type.data_type())).collect();
     columns.push(Point::metadata("topic", DataType::Utf8));
     columns.push(Point::metadata("qos", DataType::UInt8));
     columns.push(Point::metadata("retained", DataType::Boolean));
@@ -37,15 +35,8 @@ fn decode(json: &JsonDecode, message: &str) -> Result<TableRows, String> {
     let mut table = TableBuilder::new(&columns, true);
     let count = decoder.read(message.as_bytes())?;
     let arrived = Instant::now();
-    let timeless = decoder.append(
-        &mut table,
-        Origin {
-            topic: "t",
-            qos: 1,
-            retained: true,
-            arrived,
-        },
-    );
+    let timeless =
+        decoder.append(&mut table, Origin { topic: "t", qos: 1, retained: true, arrived });
     let rows = table.finish();
     assert_eq!(rows.len(), count);
     let without = rows.times.iter().filter(|t| t.is_none()).count() as u64;
@@ -59,14 +50,7 @@ fn reasons(message: &str) -> Vec<Option<String>> {
     assert_eq!(rows.len(), 1, "{message}");
     rows.point_qualities
         .iter()
-        .map(|(_, reason)| {
-            reason
-                .as_string::<i32>()
-                .iter()
-                .next()
-                .unwrap()
-                .map(str::to_owned)
-        })
+        .map(|(_, reason)| reason.as_string::<i32>().iter().next().unwrap().map(str::to_owned))
         .collect()
 }
 
@@ -78,17 +62,8 @@ fn a_whole_message_becomes_a_row() {
     assert_eq!(rows.qualities, [Quality::Good]);
     assert!(rows.columns[0].as_boolean().value(0));
     assert_eq!(rows.columns[1].as_primitive::<Int64Type>().value(0), -5);
-    assert_eq!(
-        rows.columns[2].as_primitive::<UInt64Type>().value(0),
-        u64::MAX
-    );
-    assert_eq!(
-        rows.columns[3]
-            .as_primitive::<Float64Type>()
-            .value(0)
-            .to_bits(),
-        2.5f64.to_bits()
-    );
+    assert_eq!(rows.columns[2].as_primitive::<UInt64Type>().value(0), u64::MAX);
+    assert_eq!(rows.columns[3].as_primitive::<Float64Type>().value(0).to_bits(), 2.5f64.to_bits());
     assert_eq!(rows.columns[4].as_string::<i32>().value(0), "Grüße");
     assert_eq!(rows.columns[5].as_string::<i32>().value(0), "t");
     assert!(rows.columns[7].as_boolean().value(0));
@@ -100,10 +75,7 @@ fn nothing_is_coerced() {
     assert_eq!(reasons("{}"), all("missing"));
     let nulls = r#"{"b":null,"i":null,"u":null,"deep":{"f":null},"s":null}"#;
     assert_eq!(reasons(nulls), all("missing"));
-    assert_eq!(
-        reasons(r#"{"deep":null,"b":1}"#)[0].as_deref(),
-        Some("wrong_type")
-    );
+    assert_eq!(reasons(r#"{"deep":null,"b":1}"#)[0].as_deref(), Some("wrong_type"));
     for (i, reason) in [
         ("3.0", Some("wrong_type")),
         ("3.5", Some("wrong_type")),
@@ -115,34 +87,13 @@ fn nothing_is_coerced() {
         ("-9223372036854775808", None),
         ("9223372036854775808", Some("out_of_range")),
     ] {
-        assert_eq!(
-            reasons(&format!("{{\"i\":{i}}}"))[1].as_deref(),
-            reason,
-            "{i}"
-        );
+        assert_eq!(reasons(&format!("{{\"i\":{i}}}"))[1].as_deref(), reason, "{i}");
     }
-    for (u, reason) in [
-        ("-1", Some("out_of_range")),
-        ("1.0", Some("wrong_type")),
-        ("0", None),
-    ] {
-        assert_eq!(
-            reasons(&format!("{{\"u\":{u}}}"))[2].as_deref(),
-            reason,
-            "{u}"
-        );
+    for (u, reason) in [("-1", Some("out_of_range")), ("1.0", Some("wrong_type")), ("0", None)] {
+        assert_eq!(reasons(&format!("{{\"u\":{u}}}"))[2].as_deref(), reason, "{u}");
     }
-    for (f, reason) in [
-        ("3", None),
-        ("-3", None),
-        ("3e2", None),
-        ("\"3\"", Some("wrong_type")),
-    ] {
-        assert_eq!(
-            reasons(&format!("{{\"deep\":{{\"f\":{f}}}}}"))[3].as_deref(),
-            reason,
-            "{f}"
-        );
+    for (f, reason) in [("3", None), ("-3", None), ("3e2", None), ("\"3\"", Some("wrong_type"))] {
+        assert_eq!(reasons(&format!("{{\"deep\":{{\"f\":{f}}}}}"))[3].as_deref(), reason, "{f}");
     }
     // The last of two equal keys counts, whatever came before.
     assert_eq!(reasons(r#"{"i":"x","i":4}"#)[1], None);
@@ -152,10 +103,7 @@ fn nothing_is_coerced() {
 #[test]
 fn rows_come_from_an_array() {
     let plain = JsonDecode::default();
-    let nested = JsonDecode {
-        rows: Some("data.items".to_owned()),
-        ..JsonDecode::default()
-    };
+    let nested = JsonDecode { rows: Some("data.items".to_owned()), ..JsonDecode::default() };
     let three = r#"[{"i":1},{"i":2},{"i":3}]"#;
     for (json, message, values) in [
         (&plain, three.to_owned(), vec![1, 2, 3]),
@@ -176,10 +124,7 @@ fn rows_come_from_an_array() {
 #[test]
 fn a_message_of_another_shape_gives_no_row_at_all() {
     let plain = JsonDecode::default();
-    let nested = JsonDecode {
-        rows: Some("data.items".to_owned()),
-        ..JsonDecode::default()
-    };
+    let nested = JsonDecode { rows: Some("data.items".to_owned()), ..JsonDecode::default() };
     for (json, message) in [
         (&plain, ""),
         (&plain, "hello"),
@@ -215,16 +160,8 @@ fn times_are_microseconds_of_utc() {
         (EpochUnit::S, "9223372036854775807", None),
         (EpochUnit::S, "1e300", None),
         (EpochUnit::Ms, "\"2018-11-02T09:54:46Z\"", Some(second)),
-        (
-            EpochUnit::Ms,
-            "\"2018-11-02T10:54:46.000001+01:00\"",
-            Some(second + 1),
-        ),
-        (
-            EpochUnit::Ms,
-            "\"2018-11-02t09:54:46.5z\"",
-            Some(second + 500_000),
-        ),
+        (EpochUnit::Ms, "\"2018-11-02T10:54:46.000001+01:00\"", Some(second + 1)),
+        (EpochUnit::Ms, "\"2018-11-02t09:54:46.5z\"", Some(second + 500_000)),
         (EpochUnit::Ms, "\"2018-11-02T09:54:46\"", None),
         (EpochUnit::Ms, "\"2018-11-02\"", None),
         (EpochUnit::Ms, "\"1541152486\"", None),
@@ -232,11 +169,7 @@ fn times_are_microseconds_of_utc() {
         (EpochUnit::Ms, "true", None),
         (EpochUnit::Ms, "null", None),
     ] {
-        let json = JsonDecode {
-            time: Some("at.ts".to_owned()),
-            time_unit: unit,
-            rows: None,
-        };
+        let json = JsonDecode { time: Some("at.ts".to_owned()), time_unit: unit, rows: None };
         let rows = decode(&json, &format!("{{\"i\":1,\"at\":{{\"ts\":{text}}}}}")).unwrap();
         assert_eq!(rows.times, [micros], "{text}");
     }

@@ -44,11 +44,7 @@ impl ReadRequest {
     /// sections 6.1 to 6.4).
     pub fn reply_len(&self) -> usize {
         let quantity = usize::from(self.quantity);
-        if self.kind.is_bits() {
-            quantity.div_ceil(8)
-        } else {
-            2 * quantity
-        }
+        if self.kind.is_bits() { quantity.div_ceil(8) } else { 2 * quantity }
     }
 
     /// Writes the request as a Modbus TCP frame.
@@ -90,11 +86,7 @@ pub struct Decoder {
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self {
-            buffer: [0; BUFFER_LEN],
-            start: 0,
-            end: 0,
-        }
+        Self { buffer: [0; BUFFER_LEN], start: 0, end: 0 }
     }
 }
 
@@ -117,10 +109,7 @@ impl Decoder {
     /// # Panics
     /// When there was not so much space: a bug of the caller.
     pub fn filled(&mut self, count: usize) {
-        assert!(
-            count <= self.buffer.len() - self.end,
-            "more bytes than space"
-        );
+        assert!(count <= self.buffer.len() - self.end, "more bytes than space");
         self.end += count;
     }
 
@@ -178,24 +167,14 @@ mod tests {
     /// Field case A18: the request as it stood in the report.
     #[test]
     fn a18_a_request_is_written_as_the_guide_says() {
-        let request = ReadRequest {
-            unit: 1,
-            kind: RegisterKind::Holding,
-            start: 0x28,
-            quantity: 0x28,
-        };
+        let request =
+            ReadRequest { unit: 1, kind: RegisterKind::Holding, start: 0x28, quantity: 0x28 };
         assert_eq!(
             request.encode(16),
-            [
-                0x00, 0x10, 0, 0, 0, 0x06, 0x01, 0x03, 0x00, 0x28, 0x00, 0x28
-            ]
+            [0x00, 0x10, 0, 0, 0, 0x06, 0x01, 0x03, 0x00, 0x28, 0x00, 0x28]
         );
         assert_eq!(request.reply_len(), 80);
-        let coils = ReadRequest {
-            kind: RegisterKind::Coil,
-            quantity: 11,
-            ..request
-        };
+        let coils = ReadRequest { kind: RegisterKind::Coil, quantity: 11, ..request };
         assert_eq!((coils.encode(1)[7], coils.reply_len()), (1, 2));
     }
 
@@ -211,16 +190,9 @@ mod tests {
         let whole = frames(&[&TWO]).unwrap();
         assert_eq!(whole.len(), 2);
         assert_eq!((whole[0].0, whole[0].1, whole[0].2.len()), (0x0F, 0x32, 18));
-        assert_eq!(
-            (whole[1].0, &whole[1].2[1..4]),
-            (0x10, &[8, 0x49, 0x31][..])
-        );
+        assert_eq!((whole[1].0, &whole[1].2[1..4]), (0x10, &[8, 0x49, 0x31][..]));
         for cut in 1..TWO.len() {
-            assert_eq!(
-                frames(&[&TWO[..cut], &TWO[cut..]]).unwrap(),
-                whole,
-                "cut at {cut}"
-            );
+            assert_eq!(frames(&[&TWO[..cut], &TWO[cut..]]).unwrap(), whole, "cut at {cut}");
         }
         let bytes: Vec<&[u8]> = TWO.chunks(1).collect();
         assert_eq!(frames(&bytes).unwrap(), whole);
@@ -236,10 +208,7 @@ mod tests {
     fn impossible_lengths_are_out_of_step() {
         assert_eq!(frames(&[&[0, 1, 0, 0, 0, 0]]), Err(OutOfStep(0)));
         assert_eq!(frames(&[&[0, 1, 0, 0, 0, 255]]), Err(OutOfStep(255)));
-        assert_eq!(
-            frames(&[&[0, 1, 0, 0, 0xFF, 0xFF, 1, 3]]),
-            Err(OutOfStep(0xFFFF))
-        );
+        assert_eq!(frames(&[&[0, 1, 0, 0, 0xFF, 0xFF, 1, 3]]), Err(OutOfStep(0xFFFF)));
     }
 
     #[test]

@@ -27,14 +27,7 @@ impl Seen {
     /// with the byte count (guide, section 3.1.3).
     pub(crate) fn reply(&self, data: &[u8]) -> Vec<u8> {
         let mut frame = self.transaction.to_be_bytes().to_vec();
-        frame.extend([
-            0,
-            0,
-            0,
-            u8::try_from(data.len() + 3).unwrap(),
-            self.unit,
-            self.function,
-        ]);
+        frame.extend([0, 0, 0, u8::try_from(data.len() + 3).unwrap(), self.unit, self.function]);
         frame.push(u8::try_from(data.len()).unwrap());
         frame.extend(data);
         frame
@@ -49,9 +42,8 @@ impl Seen {
 
     /// A reply in which each register holds its own address.
     pub(crate) fn addresses(&self) -> Vec<u8> {
-        let data: Vec<u8> = (0..self.quantity)
-            .flat_map(|i| (self.start.wrapping_add(i)).to_be_bytes())
-            .collect();
+        let data: Vec<u8> =
+            (0..self.quantity).flat_map(|i| (self.start.wrapping_add(i)).to_be_bytes()).collect();
         self.reply(&data)
     }
 }

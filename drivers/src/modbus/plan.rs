@@ -65,11 +65,9 @@ impl fmt::Display for Hole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = self.kind.name();
         match self.quantity {
-            0 => write!(
-                f,
-                "{kind} {} cannot be read in one request with those before",
-                self.address
-            ),
+            0 => {
+                write!(f, "{kind} {} cannot be read in one request with those before", self.address)
+            }
             1 => write!(f, "{kind} {} cannot be read", self.address),
             n => {
                 let last = u32::from(self.address) + u32::from(n) - 1;
@@ -167,11 +165,7 @@ fn extended(
     {
         return None;
     }
-    if start >= block.end()
-        && holes
-            .iter()
-            .any(|hole| hole.parts(kind, block.end(), start))
-    {
+    if start >= block.end() && holes.iter().any(|hole| hole.parts(kind, block.end(), start)) {
         return None;
     }
     let quantity = u16::try_from(end - u32::from(block.start)).ok()?;
@@ -199,16 +193,8 @@ pub fn split(device: &ModbusDevice, block: &Block) -> Option<(Block, Block, Hole
     let left = block_of(device, block.kind, left)?;
     let right = block_of(device, block.kind, right)?;
     let gap = u16::try_from(u32::from(right.start) - left.end()).ok()?;
-    let address = if gap == 0 {
-        right.start
-    } else {
-        u16::try_from(left.end()).ok()?
-    };
-    let hole = Hole {
-        kind: block.kind,
-        address,
-        quantity: gap,
-    };
+    let address = if gap == 0 { right.start } else { u16::try_from(left.end()).ok()? };
+    let hole = Hole { kind: block.kind, address, quantity: gap };
     Some((left, right, hole))
 }
 
@@ -217,12 +203,7 @@ fn block_of(device: &ModbusDevice, kind: RegisterKind, points: &[usize]) -> Opti
     let start = device.points[*points.first()?].address;
     let end = points.iter().map(|i| device.points[*i].end()).max()?;
     let quantity = u16::try_from(end - u32::from(start)).ok()?;
-    Some(Block {
-        kind,
-        start,
-        quantity,
-        points: points.to_vec(),
-    })
+    Some(Block { kind, start, quantity, points: points.to_vec() })
 }
 
 #[cfg(test)]

@@ -5,10 +5,7 @@ use crate::modbus::testing::{device, with};
 
 /// (start, quantity, number of points) of each block.
 fn shape(blocks: &[Block]) -> Vec<(u16, u16, usize)> {
-    blocks
-        .iter()
-        .map(|b| (b.start, b.quantity, b.points.len()))
-        .collect()
+    blocks.iter().map(|b| (b.start, b.quantity, b.points.len())).collect()
 }
 
 /// Field case A1: 63 values of 2 registers do not fit one request, and 125 is odd.
@@ -17,10 +14,7 @@ fn a01_a_request_border_never_cuts_a_value() {
     let points: Vec<_> = (0..63)
         .map(|i| json!({ "register": "holding", "address": 12800 + 2 * i, "type": "u32" }))
         .collect();
-    assert_eq!(
-        shape(&plan(&device(&points))),
-        [(12800, 124, 62), (12924, 2, 1)]
-    );
+    assert_eq!(shape(&plan(&device(&points))), [(12800, 124, 62), (12924, 2, 1)]);
 }
 
 /// Field case A2: 10 registers of text at 65524 and one register at 65534.
@@ -46,20 +40,9 @@ fn a02_a_value_past_the_top_is_named_and_left_out() {
     assert_eq!(shape(&plan(&device)), [(10, 1, 1)]);
     let problems = device.problems();
     assert_eq!(problems.len(), 1);
-    assert_eq!(
-        (problems[0].point_index, problems[0].field),
-        (Some(0), "address")
-    );
-    assert!(
-        problems[0].message.contains("`energy`"),
-        "{}",
-        problems[0].message
-    );
-    assert!(
-        problems[0].message.contains("65535"),
-        "{}",
-        problems[0].message
-    );
+    assert_eq!((problems[0].point_index, problems[0].field), (Some(0), "address"));
+    assert!(problems[0].message.contains("`energy`"), "{}", problems[0].message);
+    assert!(problems[0].message.contains("65535"), "{}", problems[0].message);
     assert!(problems[0].hint.contains("65534"), "{}", problems[0].hint);
 }
 
@@ -118,27 +101,11 @@ fn a06_holes_are_planned_around() {
     let blocks = plan(&device);
     assert_eq!(shape(&blocks), [(11174, 4, 3)]);
     let (left, right, between) = split(&device, &blocks[0]).unwrap();
-    assert_eq!(
-        (left.start, left.quantity, left.points),
-        (11174, 1, vec![0])
-    );
-    assert_eq!(
-        (right.start, right.quantity, right.points),
-        (11176, 2, vec![1, 2])
-    );
-    assert_eq!(
-        between,
-        Hole {
-            kind: RegisterKind::Holding,
-            address: 11175,
-            quantity: 1
-        }
-    );
+    assert_eq!((left.start, left.quantity, left.points), (11174, 1, vec![0]));
+    assert_eq!((right.start, right.quantity, right.points), (11176, 2, vec![1, 2]));
+    assert_eq!(between, Hole { kind: RegisterKind::Holding, address: 11175, quantity: 1 });
     assert_eq!(between.to_string(), "holding 11175 cannot be read");
-    assert_eq!(
-        shape(&plan_around(&device, &[between])),
-        [(11174, 1, 1), (11176, 2, 2)]
-    );
+    assert_eq!(shape(&plan_around(&device, &[between])), [(11174, 1, 1), (11176, 2, 2)]);
 }
 
 #[test]
@@ -149,24 +116,11 @@ fn a_point_in_a_hole_is_asked_alone() {
         json!({ "register": "holding", "address": 2, "bit": 1 }),
         json!({ "register": "holding", "address": 3 }),
     ]);
-    let hole = Hole {
-        kind: RegisterKind::Holding,
-        address: 2,
-        quantity: 1,
-    };
-    assert_eq!(
-        shape(&plan_around(&device, &[hole])),
-        [(1, 1, 1), (2, 1, 2), (3, 1, 1)]
-    );
-    let other_kind = Hole {
-        kind: RegisterKind::Input,
-        ..hole
-    };
+    let hole = Hole { kind: RegisterKind::Holding, address: 2, quantity: 1 };
+    assert_eq!(shape(&plan_around(&device, &[hole])), [(1, 1, 1), (2, 1, 2), (3, 1, 1)]);
+    let other_kind = Hole { kind: RegisterKind::Input, ..hole };
     assert_eq!(shape(&plan_around(&device, &[other_kind])), [(1, 3, 4)]);
-    let cut = Hole {
-        quantity: 0,
-        ..hole
-    };
+    let cut = Hole { quantity: 0, ..hole };
     assert_eq!(shape(&plan_around(&device, &[cut])), [(1, 1, 1), (2, 2, 3)]);
 }
 

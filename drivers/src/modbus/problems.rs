@@ -23,10 +23,7 @@ pub struct PointProblem {
 impl ModbusDevice {
     /// Everything that cannot work in this configuration, in the order of the document.
     pub fn problems(&self) -> Vec<PointProblem> {
-        let mut found = Problems {
-            point: None,
-            all: Vec::new(),
-        };
+        let mut found = Problems { point: None, all: Vec::new() };
         self.check_device(&mut found);
         for (index, point) in self.points.iter().enumerate() {
             found.point = Some(index);
@@ -39,22 +36,14 @@ impl ModbusDevice {
 
     fn check_device(&self, found: &mut Problems) {
         if self.points.is_empty() {
-            found.add(
-                "points",
-                "the device has no points",
-                "list at least one point",
-            );
+            found.add("points", "the device has no points", "list at least one point");
         }
         if self.polls.len() != 1 {
             let message = format!("the device has {} poll groups", self.polls.len());
             found.add("polls", message, "give exactly one poll group");
         }
         if self.polls.iter().any(|p| p.every.duration().is_zero()) {
-            found.add(
-                "polls",
-                "a poll group's `every` is zero",
-                "write a time such as `1s`",
-            );
+            found.add("polls", "a poll group's `every` is zero", "write a time such as `1s`");
         }
         if self.timeout.duration().is_zero() {
             found.add("timeout", "`timeout` is zero", "write a time such as `1s`");
@@ -81,11 +70,7 @@ impl ModbusDevice {
                 point.address
             );
             let last = ADDRESSES - u32::from(quantity);
-            found.add(
-                "address",
-                message,
-                format!("the last possible address is {last}"),
-            );
+            found.add("address", message, format!("the last possible address is {last}"));
         } else if quantity > limit && limit > 0 {
             let message = format!(
                 "point `{}` at {} {} needs {quantity} registers, but a request may read {limit}",
@@ -93,11 +78,7 @@ impl ModbusDevice {
                 point.register.name(),
                 point.address
             );
-            let field = if point.length.is_some() {
-                "length"
-            } else {
-                "type"
-            };
+            let field = if point.length.is_some() { "length" } else { "type" };
             let hint = "a point is never read in two requests: make it shorter, or raise \
                         `max_registers` if the device allows it";
             found.add(field, message, hint);
@@ -105,16 +86,10 @@ impl ModbusDevice {
         if let Some(poll) = &point.poll
             && !self.polls.iter().any(|p| p.name == *poll)
         {
-            let message = format!(
-                "point `{}` names poll group `{poll}`, which is none",
-                point.name
-            );
+            let message =
+                format!("point `{}` names poll group `{poll}`, which is none", point.name);
             let names: Vec<_> = self.polls.iter().map(|p| format!("`{}`", p.name)).collect();
-            found.add(
-                "poll",
-                message,
-                format!("the device has {}", names.join(", ")),
-            );
+            found.add("poll", message, format!("the device has {}", names.join(", ")));
         }
     }
 }
@@ -132,35 +107,20 @@ fn check_fields(point: &ModbusPoint, found: &mut Problems) {
         }
         Some(0) if long => {
             let message = format!("point `{}` has a `length` of 0", point.name);
-            found.add(
-                "length",
-                message,
-                "give the number of registers, at least 1",
-            );
+            found.add("length", message, "give the number of registers, at least 1");
         }
         Some(_) if !long => {
-            found.add(
-                "length",
-                says("length"),
-                "only `string` and `bytes` have a length",
-            );
+            found.add("length", says("length"), "only `string` and `bytes` have a length");
         }
         _ => {}
     }
     if point.byte.is_some() && !matches!(value_type, ValueType::I8 | ValueType::U8) {
-        found.add(
-            "byte",
-            says("byte"),
-            "only `i8` and `u8` lie in half a register",
-        );
+        found.add("byte", says("byte"), "only `i8` and `u8` lie in half a register");
     }
     if point.string_bytes.is_some() && value_type != ValueType::String {
         found.add("string_bytes", says("string_bytes"), "only `string` has it");
     }
-    if matches!(
-        value_type,
-        ValueType::Bool | ValueType::String | ValueType::Bytes
-    ) {
+    if matches!(value_type, ValueType::Bool | ValueType::String | ValueType::Bytes) {
         if point.scale.is_some() {
             found.add("scale", says("scale"), "only numbers can be scaled");
         }
@@ -190,15 +150,9 @@ fn check_type(point: &ModbusPoint, found: &mut Problems) {
     let (name, kind, value_type) = (&point.name, point.register.name(), point.effective_type());
     let bits = point.register.is_bits();
     if bits && value_type != ValueType::Bool {
-        let message = format!(
-            "point `{name}` reads a {kind}, which is one bit, as {}",
-            value_type.name()
-        );
-        found.add(
-            "type",
-            message,
-            "leave `type` out, or read `holding` or `input` registers",
-        );
+        let message =
+            format!("point `{name}` reads a {kind}, which is one bit, as {}", value_type.name());
+        found.add("type", message, "leave `type` out, or read `holding` or `input` registers");
     }
     match point.bit {
         Some(_) if bits => {
@@ -207,11 +161,7 @@ fn check_type(point: &ModbusPoint, found: &mut Problems) {
         }
         Some(bit) if bit > 15 => {
             let message = format!("point `{name}` at {kind} {} takes bit {bit}", point.address);
-            found.add(
-                "bit",
-                message,
-                "a register has bits 0 to 15; bit 16 is bit 0 of the next",
-            );
+            found.add("bit", message, "a register has bits 0 to 15; bit 16 is bit 0 of the next");
         }
         Some(_) if value_type != ValueType::Bool => {
             let message = format!("point `{name}` takes one bit as {}", value_type.name());
@@ -241,30 +191,15 @@ impl Bus {
     pub fn problems(&self) -> Vec<LinkProblem> {
         let Self::Tcp(tcp) = self;
         let wrong = [
-            (
-                tcp.host.trim().is_empty(),
-                "host",
-                "is empty",
-                "a host name or IP address",
-            ),
-            (
-                tcp.port == 0,
-                "port",
-                "is 0",
-                "1 to 65535; Modbus devices listen on 502",
-            ),
+            (tcp.host.trim().is_empty(), "host", "is empty", "a host name or IP address"),
+            (tcp.port == 0, "port", "is 0", "1 to 65535; Modbus devices listen on 502"),
             (
                 tcp.connect_timeout.duration().is_zero(),
                 "connect_timeout",
                 "is zero",
                 "such as `3s`",
             ),
-            (
-                tcp.backoff_min.duration().is_zero(),
-                "backoff_min",
-                "is zero",
-                "such as `500ms`",
-            ),
+            (tcp.backoff_min.duration().is_zero(), "backoff_min", "is zero", "such as `500ms`"),
             (
                 tcp.backoff_max < tcp.backoff_min,
                 "backoff_max",

@@ -115,11 +115,7 @@ impl Scheduler {
     /// Plans the cycle of `device`, which has no problems.
     pub(crate) fn new(device: ModbusDevice) -> Self {
         let plan = plan_around(&device, &[]);
-        let decoders = device
-            .points
-            .iter()
-            .map(|p| PointDecoder::new(p, device.order))
-            .collect();
+        let decoders = device.points.iter().map(|p| PointDecoder::new(p, device.order)).collect();
         let slots = vec![Slot::Failed(Reason::Missing); device.points.len()];
         Self {
             device,
@@ -176,17 +172,12 @@ impl Scheduler {
         for step in (0..count).rev() {
             let index = (self.first + step) % count;
             let block = &self.plan[index];
-            match self
-                .refusals
-                .iter()
-                .find(|r| r.is_for(block) && now < r.due)
-            {
+            match self.refusals.iter().find(|r| r.is_for(block) && now < r.due) {
                 None => self.work.push(Work::Planned(index)),
                 Some(refusal) => {
                     let reason = refusal.exception.reason();
                     let device = &self.device;
-                    self.error
-                        .get_or_insert_with(|| describe(device, block, &refusal.exception));
+                    self.error.get_or_insert_with(|| describe(device, block, &refusal.exception));
                     for point in &block.points {
                         self.slots[*point] = Slot::Failed(reason);
                     }
@@ -217,11 +208,7 @@ impl Scheduler {
     /// there is none.
     pub(crate) fn answer(&mut self, outcome: Result<(&[u8], Instant), Failure>, now: Instant) {
         let Some(work) = self.work.pop() else { return };
-        let silent = outcome
-            .as_ref()
-            .err()
-            .filter(|f| is_silence(f))
-            .map(Failure::reason);
+        let silent = outcome.as_ref().err().filter(|f| is_silence(f)).map(Failure::reason);
         if silent.is_none() && !matches!(outcome, Err(Failure::Link(_))) {
             self.timeouts = 0;
             self.answered = Some(now);
@@ -279,8 +266,7 @@ impl Scheduler {
             if refused != self.refusals.len() {
                 self.replan = true;
                 let span = (block.kind, block.start, block.quantity);
-                self.holes
-                    .retain(|h| (h.kind, h.address, h.quantity) != span);
+                self.holes.retain(|h| (h.kind, h.address, h.quantity) != span);
             }
         }
     }
@@ -294,21 +280,14 @@ impl Scheduler {
             && let Some((left, right, between)) = split(&self.device, &block)
         {
             let parent = self.splits.len();
-            self.splits.push(Split {
-                between,
-                whole: true,
-            });
+            self.splits.push(Split { between, whole: true });
             self.work.push(Work::Part(right, parent));
             self.work.push(Work::Part(left, parent));
             return;
         }
         self.fail(work, &Failure::Exception(exception));
         if exception.0 != 0x01 {
-            let hole = Hole {
-                kind: block.kind,
-                address: block.start,
-                quantity: block.quantity,
-            };
+            let hole = Hole { kind: block.kind, address: block.start, quantity: block.quantity };
             self.learn(hole);
         }
         match self.refusals.iter_mut().find(|r| r.is_for(&block)) {
@@ -350,8 +329,7 @@ impl Scheduler {
             self.slots[*point] = Slot::Failed(reason);
         }
         let device = &self.device;
-        self.error
-            .get_or_insert_with(|| describe(device, block, failure));
+        self.error.get_or_insert_with(|| describe(device, block, failure));
     }
 
     /// Fails what is left of the cycle.
@@ -371,12 +349,8 @@ impl Scheduler {
         shared: bool,
     ) -> Outcome {
         self.demote(now, shared);
-        let learnt: Vec<Hole> = self
-            .splits
-            .drain(..)
-            .filter(|s| s.whole)
-            .map(|s| s.between)
-            .collect();
+        let learnt: Vec<Hole> =
+            self.splits.drain(..).filter(|s| s.whole).map(|s| s.between).collect();
         for hole in learnt {
             self.learn(hole);
         }
@@ -423,9 +397,7 @@ impl Scheduler {
             if self.silent_cycles >= SILENT_CYCLES {
                 let first = self.device.timeout.duration().saturating_mul(SILENT_SHARE);
                 let longest = SILENT_PAUSE_MAX.max(first);
-                let pause = self
-                    .probe
-                    .map_or(first, |(_, pause)| pause.saturating_mul(2));
+                let pause = self.probe.map_or(first, |(_, pause)| pause.saturating_mul(2));
                 let pause = pause.min(longest);
                 self.probe = Some((now + pause, pause));
             }
@@ -445,10 +417,7 @@ impl Scheduler {
 /// True where the unit itself said nothing: no reply, or a gateway's word that it cannot reach it,
 /// which costs the link as much time.
 fn is_silence(failure: &Failure) -> bool {
-    matches!(
-        failure,
-        Failure::Timeout(_) | Failure::Exception(Exception(0x0A | 0x0B))
-    )
+    matches!(failure, Failure::Timeout(_) | Failure::Exception(Exception(0x0A | 0x0B)))
 }
 
 /// Says what failed and which points it concerns.
@@ -458,10 +427,7 @@ fn describe(device: &ModbusDevice, block: &Block, failure: &dyn fmt::Display) ->
         1 => format!("{kind} {}", block.start),
         _ => format!("{kind} {} to {}", block.start, block.end() - 1),
     };
-    let first = block
-        .points
-        .first()
-        .map_or("", |p| device.points[*p].name.as_str());
+    let first = block.points.first().map_or("", |p| device.points[*p].name.as_str());
     match block.points.len() {
         0 | 1 => format!("{place} ({first}): {failure}"),
         n => format!("{place} ({first} and {} more): {failure}", n - 1),

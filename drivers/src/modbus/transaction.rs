@@ -157,10 +157,7 @@ impl fmt::Display for Dropped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Stale { expected, found } => {
-                write!(
-                    f,
-                    "dropped a reply with transaction id {found}, waiting for {expected}"
-                )
+                write!(f, "dropped a reply with transaction id {found}, waiting for {expected}")
             }
             Self::Unit(unit) => write!(f, "dropped a reply from unit {unit}"),
             Self::Function(function) => write!(f, "dropped a reply to function {function:02X}"),
@@ -183,10 +180,8 @@ fn judge<'a>(
     transaction: u16,
     tid_check: TidCheck,
 ) -> Verdict<'a> {
-    let stale = (frame.transaction != transaction).then_some(Dropped::Stale {
-        expected: transaction,
-        found: frame.transaction,
-    });
+    let stale = (frame.transaction != transaction)
+        .then_some(Dropped::Stale { expected: transaction, found: frame.transaction });
     if let (Some(dropped), TidCheck::Strict) = (stale, tid_check) {
         return Verdict::Dropped(dropped);
     }
@@ -207,22 +202,13 @@ fn judge<'a>(
         }
         [f, ..] if *f == function | EXCEPTION_BIT => bad(BadReply::ExceptionLen(frame.pdu.len())),
         [f, ..] if *f != function => Verdict::Dropped(Dropped::Function(*f)),
-        [_] => bad(BadReply::DataLen {
-            expected: request.reply_len(),
-            found: 0,
-        }),
+        [_] => bad(BadReply::DataLen { expected: request.reply_len(), found: 0 }),
         [_, count, data @ ..] => {
             let expected = request.reply_len();
             if usize::from(*count) != expected {
-                bad(BadReply::ByteCount {
-                    expected,
-                    found: *count,
-                })
+                bad(BadReply::ByteCount { expected, found: *count })
             } else if data.len() != expected {
-                bad(BadReply::DataLen {
-                    expected,
-                    found: data.len(),
-                })
+                bad(BadReply::DataLen { expected, found: data.len() })
             } else {
                 Verdict::Data(data)
             }
@@ -255,12 +241,7 @@ pub struct Connection<T> {
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     /// Takes over `stream`.
     pub fn new(stream: T, tid_check: TidCheck) -> Self {
-        Self {
-            stream,
-            decoder: Decoder::default(),
-            tid_check,
-            sending: false,
-        }
+        Self { stream, decoder: Decoder::default(), tid_check, sending: false }
     }
 
     /// Sends `request` with the id `transaction`, waits at most `timeout` for its reply and puts
@@ -287,9 +268,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         let exchange = self.exchange(transaction, request, data, tally, &mut last_dropped);
         let outcome = match timeout_at(deadline, exchange).await {
             Ok(outcome) => outcome,
-            Err(_) if self.sending => Err(Failure::Link(
-                "the connection does not take the request in time".into(),
-            )),
+            Err(_) if self.sending => {
+                Err(Failure::Link("the connection does not take the request in time".into()))
+            }
             Err(_) => Err(Failure::Timeout(last_dropped)),
         };
         match &outcome {
@@ -361,11 +342,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     async fn receive(&mut self, tally: Tally<'_>) -> Result<(), Failure> {
-        let count = self
-            .stream
-            .read(self.decoder.space())
-            .await
-            .map_err(|e| broken(&e))?;
+        let count = self.stream.read(self.decoder.space()).await.map_err(|e| broken(&e))?;
         if count == 0 {
             return Err(Failure::Link("the far side closed the connection".into()));
         }

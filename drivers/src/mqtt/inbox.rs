@@ -37,11 +37,7 @@ pub(crate) struct Inbox {
 impl Inbox {
     /// Makes an empty inbox that passes over messages of more than `max` bytes.
     pub(crate) fn new(max: usize) -> Self {
-        Self {
-            bytes: BytesMut::with_capacity(READ_CHUNK),
-            skip: 0,
-            max,
-        }
+        Self { bytes: BytesMut::with_capacity(READ_CHUNK), skip: 0, max }
     }
 
     /// Room for the next read.
@@ -60,9 +56,7 @@ impl Inbox {
 
     /// The kind of the next packet, where at least its first byte is there.
     pub(crate) fn peek_kind(&self) -> Option<u8> {
-        (self.skip == 0)
-            .then(|| self.bytes.first().map(|b| b >> 4))
-            .flatten()
+        (self.skip == 0).then(|| self.bytes.first().map(|b| b >> 4)).flatten()
     }
 
     /// Takes the next packet, or `None` where more bytes are needed. An error means that the
@@ -109,10 +103,7 @@ impl Inbox {
             pkid = Some(id);
         }
         self.skip = header + remaining;
-        Ok(Some(Incoming::Oversize {
-            pkid,
-            size: header + remaining,
-        }))
+        Ok(Some(Incoming::Oversize { pkid, size: header + remaining }))
     }
 
     fn u16_at(&self, at: usize) -> Option<u16> {
@@ -157,16 +148,8 @@ mod tests {
             }
             assert!(inbox.bytes.len() < 100, "the body is not kept");
         }
-        assert_eq!(
-            seen[0],
-            Incoming::Oversize {
-                pkid: Some(7),
-                size: 508
-            }
-        );
-        let Incoming::Packet(Packet::Publish(publish)) = &seen[1] else {
-            panic!("{seen:?}")
-        };
+        assert_eq!(seen[0], Incoming::Oversize { pkid: Some(7), size: 508 });
+        let Incoming::Packet(Packet::Publish(publish)) = &seen[1] else { panic!("{seen:?}") };
         assert_eq!((&publish.payload[..], publish.pkid), (&b"ok"[..], 7));
         assert_eq!(seen.len(), 2);
     }
@@ -175,20 +158,11 @@ mod tests {
     fn an_oversize_message_at_qos_0_has_no_id() {
         let mut inbox = Inbox::new(10);
         feed(&mut inbox, &[0x30, 0x20]);
-        assert_eq!(
-            inbox.next().unwrap(),
-            Some(Incoming::Oversize {
-                pkid: None,
-                size: 34
-            })
-        );
+        assert_eq!(inbox.next().unwrap(), Some(Incoming::Oversize { pkid: None, size: 34 }));
         feed(&mut inbox, &[0; 31]);
         assert_eq!(inbox.next().unwrap(), None);
         feed(&mut inbox, &[0, 0xD0, 0x00]);
-        assert_eq!(
-            inbox.next().unwrap(),
-            Some(Incoming::Packet(Packet::PingResp))
-        );
+        assert_eq!(inbox.next().unwrap(), Some(Incoming::Packet(Packet::PingResp)));
     }
 
     #[test]

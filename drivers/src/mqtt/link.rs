@@ -69,13 +69,7 @@ enum Beat {
 
 impl Pulse {
     fn new(interval: Duration, now: Instant) -> Self {
-        Self {
-            interval,
-            sent: now,
-            heard: now,
-            pong_due: None,
-            unread: false,
-        }
+        Self { interval, sent: now, heard: now, pong_due: None, unread: false }
     }
 
     /// The broker gets half an interval for its answer, so that a dead peer is noticed within one
@@ -85,8 +79,7 @@ impl Pulse {
     }
 
     fn due(&self) -> Instant {
-        self.pong_due
-            .unwrap_or_else(|| self.sent.min(self.heard) + self.interval)
+        self.pong_due.unwrap_or_else(|| self.sent.min(self.heard) + self.interval)
     }
 
     fn beat(&mut self, now: Instant, reading: bool) -> Beat {
@@ -132,6 +125,7 @@ pub(crate) struct Link {
     inbox: Inbox,
     out: BytesMut,
     kept: VecDeque<Incoming>,
+    prompt: bool,
     pulse: Pulse,
     fault: Option<Fault>,
     stats: Arc<Stats>,
@@ -144,10 +138,7 @@ impl Link {
         stats.set_state(LinkState::Connecting);
         let made = timeout(CONNECT_TIMEOUT, Self::handshake(dial, Arc::clone(&stats))).await;
         let made = made.unwrap_or_else(|_| {
-            Err(format!(
-                "{} did not answer within {CONNECT_TIMEOUT:?}",
-                dial.url
-            ))
+            Err(format!("{} did not answer within {CONNECT_TIMEOUT:?}", dial.url))
         });
         match made {
             Ok(made) => {
@@ -166,37 +157,28 @@ impl Link {
             .await
             .map_err(|error| format!("no connection to {url}: {error}"))?;
         // Acknowledgements are small and somebody waits for each of them.
-        socket
-            .set_nodelay(true)
-            .map_err(|error| format!("{url}: {error}"))?;
+        socket.set_nodelay(true).map_err(|error| format!("{url}: {error}"))?;
         let mut link = Self {
             socket,
             inbox: Inbox::new(dial.max_packet),
             out: BytesMut::new(),
             kept: VecDeque::new(),
+            prompt: true,
             pulse: Pulse::new(dial.keep_alive.duration(), Instant::now()),
             fault: None,
             stats,
         };
-        link.send(&Packet::Connect(connect_packet(dial)))
-            .map_err(|fault| fault.to_string())?;
+        link.send(&Packet::Connect(connect_packet(dial))).map_err(|fault| fault.to_string())?;
         loop {
             link.move_bytes(Reading::On).await?;
             if link.peek_kind().is_some_and(|kind| kind != CONNACK_KIND) {
-                return Err(format!(
-                    "{url} answered CONNECT with something else: no MQTT broker?"
-                ));
+                return Err(format!("{url} answered CONNECT with something else: no MQTT broker?"));
             }
-            let packet = link
-                .inbox
-                .next()
-                .map_err(|e| format!("{url} sent a CONNACK that is none: {e}"))?;
+            let packet =
+                link.inbox.next().map_err(|e| format!("{url} sent a CONNACK that is none: {e}"))?;
             match packet {
                 None => {}
-                Some(Incoming::Packet(Packet::ConnAck(ConnAck {
-                    code,
-                    session_present,
-                }))) => {
+                Some(Incoming::Packet(Packet::ConnAck(ConnAck { code, session_present }))) => {
                     return match refusal(code) {
                         None => Ok((link, session_present && !dial.clean_session)),
                         Some(why) => Err(format!("{url} refused the connection: {why}")),
@@ -211,10 +193,17 @@ impl Link {
     pub(crate) fn send(&mut self, packet: &Packet) -> Result<(), Fault> {
         match packet.write(&mut self.out, usize::MAX) {
             Ok(_) => Ok(()),
-            Err(error) => Err(Fault::Config(format!(
-                "a packet cannot be written: {error}"
-            ))),
+            Err(error) => Err(Fault::Config(format!("a packet cannot be written: {error}"))),
         }
+    }
+
+    /// Says whether to confirm to TCP at once what was received, which costs a system call a read.
+    ///
+    /// A broker that leaves Nagle's algorithm on, as mosquitto does, holds its next small packets
+    /// back until the one before is confirmed, and the kernel takes up to 40 ms for that where
+    /// nothing goes out that it could go with. Not prompt is right where something does.
+    pub(crate) fn set_prompt(&mut self, prompt: bool) {
+        self.prompt = prompt;
     }
 
     /// Bytes that wait to be sent.
@@ -359,6 +348,9 @@ impl Link {
             Poll::Ready(Ok(count)) => {
                 self.stats.add(Counter::BytesIn, count as u64);
                 self.pulse.heard(Instant::now());
+                if self.prompt {
+                    confirm_now(&self.socket);
+                }
                 Ok(true)
             }
             Poll::Ready(Err(error)) => Err(format!("the connection broke: {error}")),
@@ -393,6 +385,16 @@ impl Drop for Link {
         }
     }
 }
+
+/// Sends the TCP acknowledgement that is due. Only a matter of speed, so that a kernel without it
+/// does no harm.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn confirm_now(socket: &TcpStream) {
+    socket.set_quickack(true).ok();
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn confirm_now(_: &TcpStream) {}
 
 fn connect_packet(dial: &Dial) -> Connect {
     let mut connect = Connect::new(dial.client_id.as_str());
@@ -447,11 +449,7 @@ mod tests {
         assert_eq!(pulse.beat(start + 44 * SECOND, true), Beat::Wait);
         assert_eq!(pulse.beat(start + 45 * SECOND, true), Beat::Dead);
         pulse.heard(start + 45 * SECOND);
-        assert_eq!(
-            pulse.beat(start + 46 * SECOND, true),
-            Beat::Ping,
-            "nothing sent for 46 s"
-        );
+        assert_eq!(pulse.beat(start + 46 * SECOND, true), Beat::Ping, "nothing sent for 46 s");
     }
 
     #[test]

@@ -43,21 +43,13 @@ impl Common<'_> {
             problems.push((field, message, hint.to_owned()));
         };
         if self.qos > 1 {
-            say(
-                "qos",
-                format!("QoS {} is not supported", self.qos),
-                "write 0 or 1",
-            );
+            say("qos", format!("QoS {} is not supported", self.qos), "write 0 or 1");
         }
         if let Some(id) = self.client_id
             && (id.is_empty() || id.len() > STRING_MAX || id.contains('\0'))
         {
             let hint = "leave it out for a stable id made of the gateway's name";
-            say(
-                "client_id",
-                "the client id is empty or too long".to_owned(),
-                hint,
-            );
+            say("client_id", "the client id is empty or too long".to_owned(), hint);
         }
         if self.password.is_some() && self.username.is_none() {
             // 3.1.2.9: without a user name the password flag must be 0.
@@ -66,35 +58,20 @@ impl Common<'_> {
         }
         let keep_alive = self.keep_alive.duration();
         if keep_alive.as_millis() < 1000 || keep_alive.as_secs() > u64::from(u16::MAX) {
-            let message = format!(
-                "a keep-alive of {} cannot be told to a broker",
-                self.keep_alive
-            );
+            let message = format!("a keep-alive of {} cannot be told to a broker", self.keep_alive);
             say("keep_alive", message, "write 1s to 18h");
         }
         if !(PACKET_MIN..=REMAINING_MAX).contains(&self.max_packet.get()) {
             let message = format!("{} is no packet size of MQTT", self.max_packet);
-            say(
-                "max_packet",
-                message,
-                "write 256B to 255MiB; 256KiB is the default",
-            );
+            say("max_packet", message, "write 256B to 255MiB; 256KiB is the default");
         }
         if self.backoff_min.duration().is_zero() {
             let message = "without a pause a refused connection is tried without end".to_owned();
-            say(
-                "backoff_min",
-                message,
-                "write 100ms or more; 1s is the default",
-            );
+            say("backoff_min", message, "write 100ms or more; 1s is the default");
         }
         if self.backoff_min > self.backoff_max {
             let message = format!("{} is more than `backoff_max`", self.backoff_min);
-            say(
-                "backoff_min",
-                message,
-                &format!("write at most {}", self.backoff_max),
-            );
+            say("backoff_min", message, &format!("write at most {}", self.backoff_max));
         }
         problems
     }
@@ -116,9 +93,9 @@ pub(crate) fn filter_fault(filter: &str) -> Option<&'static str> {
     }
     match filter.strip_prefix("$share/") {
         Some(shared) => match shared.split_once('/') {
-            Some((group, rest)) if !group.is_empty() && !rest.is_empty() => group
-                .contains(['+', '#'])
-                .then_some("has a wildcard in its share name"),
+            Some((group, rest)) if !group.is_empty() && !rest.is_empty() => {
+                group.contains(['+', '#']).then_some("has a wildcard in its share name")
+            }
             _ => Some("is a shared subscription without a share name and a filter"),
         },
         None => None,
@@ -160,16 +137,9 @@ mod tests {
 
     #[test]
     fn filters_follow_clause_4_7() {
-        for good in [
-            "#",
-            "+",
-            "/",
-            "sport/tennis/#",
-            "+/tennis/#",
-            "sport/+/p",
-            "/finance",
-            "$share/g/a/+",
-        ] {
+        for good in
+            ["#", "+", "/", "sport/tennis/#", "+/tennis/#", "sport/+/p", "/finance", "$share/g/a/+"]
+        {
             assert_eq!(filter_fault(good), None, "{good}");
         }
         for bad in [
@@ -188,23 +158,10 @@ mod tests {
 
     #[test]
     fn templates_name_stream_and_gateway_only() {
-        for good in [
-            "a",
-            "tidegate/{gateway}/{stream}",
-            "{stream}",
-            "$aws/things/x",
-        ] {
+        for good in ["a", "tidegate/{gateway}/{stream}", "{stream}", "$aws/things/x"] {
             assert_eq!(template_fault(good), None, "{good}");
         }
-        for bad in [
-            "",
-            "a/#",
-            "+/a",
-            "a/{Stream}",
-            "a/{device}/b",
-            "a/{stream",
-            "a}",
-        ] {
+        for bad in ["", "a/#", "+/a", "a/{Stream}", "a/{device}/b", "a/{stream", "a}"] {
             assert!(template_fault(bad).is_some(), "{bad}");
         }
         assert_eq!(

@@ -55,10 +55,7 @@ impl Session {
             link = shared.link.lock() => link,
             never = shared.ask() => match never {},
         };
-        Held {
-            link: Some(link),
-            shared,
-        }
+        Held { link: Some(link), shared }
     }
 }
 

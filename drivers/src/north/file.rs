@@ -69,17 +69,8 @@ mod io {
         pub fn new(config: FileSink) -> Self {
             let path = PathBuf::from(config.path);
             let (rotate, keep) = (config.rotate.get(), config.keep);
-            let log = LineLog {
-                path: path.clone(),
-                rotate,
-                keep,
-                open: None,
-            };
-            Self {
-                log: Arc::new(Mutex::new(log)),
-                path,
-                stats: Arc::default(),
-            }
+            let log = LineLog { path: path.clone(), rotate, keep, open: None };
+            Self { log: Arc::new(Mutex::new(log)), path, stats: Arc::default() }
         }
 
         /// Works on the file without blocking the runtime. Once begun, it is finished.
@@ -106,14 +97,11 @@ mod io {
         match error.kind() {
             ErrorKind::NotFound => {
                 let folder = folder(path);
-                Fault::Config(format!(
-                    "{shown}: the folder {} must exist",
-                    folder.display()
-                ))
+                Fault::Config(format!("{shown}: the folder {} must exist", folder.display()))
             }
-            ErrorKind::PermissionDenied => Fault::Config(format!(
-                "{shown}: {error}; the service's user must be able to write"
-            )),
+            ErrorKind::PermissionDenied => {
+                Fault::Config(format!("{shown}: {error}; the service's user must be able to write"))
+            }
             ErrorKind::IsADirectory | ErrorKind::NotADirectory | ErrorKind::InvalidFilename => {
                 Fault::Config(format!("{shown}: {error}"))
             }
@@ -128,9 +116,7 @@ mod io {
 
         fn connect(&mut self) -> BoxFuture<'_, Result<(), Fault>> {
             Box::pin(async move {
-                self.work(LineLog::reopen)
-                    .await
-                    .map_err(|error| self.failed(&error))?;
+                self.work(LineLog::reopen).await.map_err(|error| self.failed(&error))?;
                 self.stats.add(Counter::Connects, 1);
                 self.stats.set_state(LinkState::Up);
                 self.stats.set_error(None);
@@ -147,14 +133,8 @@ mod io {
                 self.stats.add(Counter::Requests, durable.lines as u64);
                 self.stats.add(Counter::BytesOut, durable.bytes as u64);
                 let failed = error.map(|error| self.failed(&error));
-                assert!(
-                    failed.is_some() || durable.lines == count,
-                    "all lines are durable"
-                );
-                Delivered {
-                    count: durable.lines,
-                    fault: failed.or(refused),
-                }
+                assert!(failed.is_some() || durable.lines == count, "all lines are durable");
+                Delivered { count: durable.lines, fault: failed.or(refused) }
             })
         }
     }
@@ -187,17 +167,11 @@ mod io {
         /// Opens or creates the file and cuts off a torn last line.
         fn reopen(&mut self) -> io::Result<()> {
             self.open = None;
-            let mut file = OpenOptions::new()
-                .read(true)
-                .append(true)
-                .create(true)
-                .open(&self.path)?;
+            let mut file =
+                OpenOptions::new().read(true).append(true).create(true).open(&self.path)?;
             let metadata = file.metadata()?;
             if !metadata.is_file() {
-                return Err(io::Error::new(
-                    ErrorKind::InvalidFilename,
-                    "not a regular file",
-                ));
+                return Err(io::Error::new(ErrorKind::InvalidFilename, "not a regular file"));
             }
             let found = metadata.len();
             let len = whole_lines(&mut file, found)?;
@@ -273,11 +247,7 @@ mod io {
         fn rotate(&mut self) -> io::Result<()> {
             self.open = None;
             for number in (0..self.keep).rev() {
-                let from = if number == 0 {
-                    self.path.clone()
-                } else {
-                    self.numbered(number)
-                };
+                let from = if number == 0 { self.path.clone() } else { self.numbered(number) };
                 match fs::rename(from, self.numbered(number + 1)) {
                     Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                     _ => {}
@@ -307,10 +277,7 @@ mod io {
 
     /// The length of the first line with its end.
     fn line_len(lines: &[u8]) -> usize {
-        lines
-            .iter()
-            .position(|byte| *byte == b'\n')
-            .map_or(lines.len(), |end| end + 1)
+        lines.iter().position(|byte| *byte == b'\n').map_or(lines.len(), |end| end + 1)
     }
 
     /// The length up to the last line end, looking backwards from `len`.
@@ -354,15 +321,7 @@ mod io {
             let shown = path.to_str().unwrap().to_owned();
             let rotate = Bytes::new(rotate);
             let encode = crate::north::Encode::default();
-            (
-                FileNorth::new(FileSink {
-                    path: shown,
-                    rotate,
-                    keep,
-                    encode,
-                }),
-                path,
-            )
+            (FileNorth::new(FileSink { path: shown, rotate, keep, encode }), path)
         }
 
         fn folder_of_its_own() -> TempDir {
@@ -385,10 +344,7 @@ mod io {
             north.connect().await.unwrap();
             assert_eq!(
                 deliver(&mut north, &["a", "bc"]).await,
-                Delivered {
-                    count: 2,
-                    fault: None
-                }
+                Delivered { count: 2, fault: None }
             );
             let (mut again, _) = sink(&folder, 1000, 2);
             again.connect().await.unwrap();
@@ -409,10 +365,7 @@ mod io {
             for (found, kept) in cases {
                 let folder = folder_of_its_own();
                 let (mut north, path) = sink(&folder, 1 << 20, 2);
-                File::create(&path)
-                    .unwrap()
-                    .write_all(found.as_bytes())
-                    .unwrap();
+                File::create(&path).unwrap().write_all(found.as_bytes()).unwrap();
                 north.connect().await.unwrap();
                 assert_eq!(text(&path, "").unwrap(), kept);
                 deliver(&mut north, &["next"]).await;
@@ -425,22 +378,8 @@ mod io {
             let folder = folder_of_its_own();
             let (mut north, path) = sink(&folder, 8, 2);
             north.connect().await.unwrap();
-            let bodies = [
-                "a01",
-                "a02",
-                "b01",
-                "longer than a file",
-                "c01",
-                "c02",
-                "d01",
-            ];
-            assert_eq!(
-                deliver(&mut north, &bodies).await,
-                Delivered {
-                    count: 7,
-                    fault: None
-                }
-            );
+            let bodies = ["a01", "a02", "b01", "longer than a file", "c01", "c02", "d01"];
+            assert_eq!(deliver(&mut north, &bodies).await, Delivered { count: 7, fault: None });
             assert_eq!(text(&path, "").unwrap(), "d01\n");
             assert_eq!(text(&path, ".1").unwrap(), "c01\nc02\n");
             assert_eq!(text(&path, ".2").unwrap(), "longer than a file\n");
@@ -473,9 +412,7 @@ mod io {
             let folder = folder_of_its_own();
             let (mut north, path) = sink(&folder, 1000, 2);
             fs::create_dir(&path).unwrap();
-            let Err(Fault::Config(_)) = north.connect().await else {
-                panic!("a folder")
-            };
+            let Err(Fault::Config(_)) = north.connect().await else { panic!("a folder") };
             let gone = folder.path().join("gone");
             drop(folder);
             let fault = fault(&gone.join("out"), &ErrorKind::NotFound.into());
@@ -483,9 +420,7 @@ mod io {
                 fault.to_string(),
                 format!("{0}/out: the folder {0} must exist", gone.display())
             );
-            let Err(Fault::Config(_)) = north.connect().await else {
-                panic!("no folder")
-            };
+            let Err(Fault::Config(_)) = north.connect().await else { panic!("no folder") };
         }
 
         #[test]
@@ -501,22 +436,10 @@ mod io {
             let folder = folder_of_its_own();
             let (mut north, path) = sink(&folder, 1000, 2);
             let delivered = deliver(&mut north, &["a"]).await;
-            assert!(matches!(
-                delivered,
-                Delivered {
-                    count: 0,
-                    fault: Some(Fault::Link(_))
-                }
-            ));
+            assert!(matches!(delivered, Delivered { count: 0, fault: Some(Fault::Link(_)) }));
             north.connect().await.unwrap();
             let delivered = deliver(&mut north, &["a", "b\nb", "c"]).await;
-            assert!(matches!(
-                delivered,
-                Delivered {
-                    count: 1,
-                    fault: Some(Fault::Refused(_))
-                }
-            ));
+            assert!(matches!(delivered, Delivered { count: 1, fault: Some(Fault::Refused(_)) }));
             assert_eq!(text(&path, "").unwrap(), "a\n");
         }
     }

@@ -7,9 +7,7 @@ use crate::border::{Fault, Payload};
 /// The records as lines up to the first that is not one line, their number, and the refusal of
 /// that one. A line end inside a record would be read as two records.
 pub(super) fn lines(payloads: &[Payload]) -> (Vec<u8>, usize, Option<Fault>) {
-    let bad = payloads
-        .iter()
-        .position(|payload| payload.body.contains(&b'\n'));
+    let bad = payloads.iter().position(|payload| payload.body.contains(&b'\n'));
     let good = &payloads[..bad.unwrap_or(payloads.len())];
     let mut bytes = Vec::with_capacity(good.iter().map(|payload| payload.body.len() + 1).sum());
     for payload in good {
@@ -17,10 +15,7 @@ pub(super) fn lines(payloads: &[Payload]) -> (Vec<u8>, usize, Option<Fault>) {
         bytes.push(b'\n');
     }
     let refused = bad.map(|bad| {
-        Fault::Refused(format!(
-            "{}: the record is more than one line",
-            payloads[bad].id
-        ))
+        Fault::Refused(format!("{}: the record is more than one line", payloads[bad].id))
     });
     (bytes, good.len(), refused)
 }
@@ -40,11 +35,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 /// A record for tests.
 #[cfg(test)]
 pub(super) fn payload(body: &str) -> Payload {
-    Payload {
-        id: "gw/1/s/0".to_owned(),
-        stream: "s".into(),
-        body: body.to_owned().into(),
-    }
+    Payload { id: "gw/1/s/0".to_owned(), stream: "s".into(), body: body.to_owned().into() }
 }
 
 #[cfg(test)]

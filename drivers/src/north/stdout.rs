@@ -52,10 +52,7 @@ mod io {
         }
 
         fn over(output: Arc<Mutex<dyn Write + Send>>) -> Self {
-            Self {
-                output,
-                stats: Arc::default(),
-            }
+            Self { output, stats: Arc::default() }
         }
     }
 
@@ -94,20 +91,14 @@ mod io {
                     Ok(()) => {
                         self.stats.add(Counter::Requests, count as u64);
                         self.stats.add(Counter::BytesOut, len);
-                        Delivered {
-                            count,
-                            fault: refused,
-                        }
+                        Delivered { count, fault: refused }
                     }
                     Err(error) => {
                         let fault = fault(&error);
                         self.stats.add(Counter::LinkFaults, 1);
                         self.stats.set_state(LinkState::Down);
                         self.stats.set_error(Some(fault.to_string()));
-                        Delivered {
-                            count: 0,
-                            fault: Some(fault),
-                        }
+                        Delivered { count: 0, fault: Some(fault) }
                     }
                 }
             })
@@ -124,16 +115,8 @@ mod io {
             let written = Arc::new(Mutex::new(Vec::new()));
             let mut north = StdoutNorth::over(written.clone());
             north.connect().await.unwrap();
-            let delivered = north
-                .deliver(&[payload("{\"a\":1}"), payload("{\"a\":2}")])
-                .await;
-            assert_eq!(
-                delivered,
-                Delivered {
-                    count: 2,
-                    fault: None
-                }
-            );
+            let delivered = north.deliver(&[payload("{\"a\":1}"), payload("{\"a\":2}")]).await;
+            assert_eq!(delivered, Delivered { count: 2, fault: None });
             assert_eq!(*written.lock().unwrap(), b"{\"a\":1}\n{\"a\":2}\n");
             assert_eq!(north.stats().get(Counter::BytesOut), 16);
         }
@@ -152,10 +135,7 @@ mod io {
             let mut north = StdoutNorth::over(Arc::new(Mutex::new(Closed)));
             let delivered = north.deliver(&[payload("x")]).await;
             assert_eq!(delivered.count, 0);
-            assert!(
-                matches!(delivered.fault, Some(Fault::Config(_))),
-                "{delivered:?}"
-            );
+            assert!(matches!(delivered.fault, Some(Fault::Config(_))), "{delivered:?}");
         }
     }
 }

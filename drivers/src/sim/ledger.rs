@@ -57,9 +57,7 @@ impl ServedCounter {
     /// Every value served, in the order of counting; `total` of them.
     pub fn values(&self) -> impl Iterator<Item = i64> + '_ {
         let taken = self.total + self.open.len() as u64;
-        (0..taken)
-            .filter(|n| !self.open.contains(n))
-            .map(|n| self.wave.nth(n))
+        (0..taken).filter(|n| !self.open.contains(n)).map(|n| self.wave.nth(n))
     }
 }
 
@@ -121,9 +119,7 @@ impl Ledger {
     /// The value that the next whole read takes.
     pub(super) fn peek(&self, counter: usize) -> i64 {
         let tally = &self.counters[counter];
-        tally
-            .wave
-            .nth(tally.returned.first().copied().unwrap_or(tally.next))
+        tally.wave.nth(tally.returned.first().copied().unwrap_or(tally.next))
     }
 
     /// Takes the next value of a counter for `reply`.
@@ -161,11 +157,7 @@ impl Ledger {
 
     pub(super) fn served(&self) -> Served {
         let counters = self.counters.iter().map(Tally::served).collect();
-        Served {
-            requests: self.requests,
-            exceptions: self.exceptions,
-            counters,
-        }
+        Served { requests: self.requests, exceptions: self.exceptions, counters }
     }
 }
 
@@ -192,20 +184,9 @@ mod tests {
     #[test]
     fn a_value_whose_reply_was_not_written_is_served_next() {
         let mut ledger = Ledger::default();
-        let counter = ledger.add(
-            "plc",
-            1,
-            "reading",
-            CounterWave {
-                start: 10,
-                modulo: None,
-            },
-        );
+        let counter = ledger.add("plc", 1, "reading", CounterWave { start: 10, modulo: None });
         let mut replies: [Reply; 3] = Default::default();
-        let values: Vec<i64> = replies
-            .iter_mut()
-            .map(|r| ledger.take(counter, r))
-            .collect();
+        let values: Vec<i64> = replies.iter_mut().map(|r| ledger.take(counter, r)).collect();
         assert_eq!(values, [10, 11, 12]);
         ledger.written(&replies[0]);
         ledger.unwritten(&replies[1]);
@@ -213,24 +194,15 @@ mod tests {
         let served = ledger.served();
         let reading = served.counter("reading").unwrap();
         assert_eq!(reading.values().collect::<Vec<_>>(), [10, 12]);
-        assert_eq!(
-            (reading.total, reading.last, &reading.pending[..]),
-            (2, Some(12), &[11][..])
-        );
+        assert_eq!((reading.total, reading.last, &reading.pending[..]), (2, Some(12), &[11][..]));
 
         assert_eq!(ledger.peek(counter), 11);
-        let mut reply = Reply {
-            exception: false,
-            taken: Vec::new(),
-        };
+        let mut reply = Reply { exception: false, taken: Vec::new() };
         assert_eq!(ledger.take(counter, &mut reply), 11);
         ledger.written(&reply);
         assert_eq!(ledger.peek(counter), 13);
         let served = ledger.served();
-        assert_eq!(
-            served.counters[0].values().collect::<Vec<_>>(),
-            [10, 11, 12]
-        );
+        assert_eq!(served.counters[0].values().collect::<Vec<_>>(), [10, 11, 12]);
         assert_eq!((served.requests, served.exceptions), (3, 0));
     }
 }

@@ -92,11 +92,7 @@ fn default_listen() -> SocketAddr {
 impl SimPoint {
     /// The value's type, with the default filled in.
     pub fn effective_type(&self) -> ValueType {
-        self.value_type.unwrap_or(if self.is_bits() {
-            ValueType::Bool
-        } else {
-            ValueType::U16
-        })
+        self.value_type.unwrap_or(if self.is_bits() { ValueType::Bool } else { ValueType::U16 })
     }
 
     /// Registers or bits that the point takes.
@@ -119,32 +115,16 @@ impl SimPoint {
             return problems;
         };
         if self.is_bits() && self.effective_type() != ValueType::Bool {
-            say(
-                "type",
-                "a coil or discrete input holds one bit".to_owned(),
-                "take `bool`",
-            );
+            say("type", "a coil or discrete input holds one bit".to_owned(), "take `bool`");
         }
         if u32::from(self.address) + u32::from(self.width()) > 0x1_0000 {
-            say(
-                "address",
-                "runs beyond 65535".to_owned(),
-                "take a lower address",
-            );
+            say("address", "runs beyond 65535".to_owned(), "take a lower address");
         }
         if self.scale.is_some_and(|scale| !scale.is_normal()) {
-            say(
-                "scale",
-                "is not a factor".to_owned(),
-                "write a number other than 0",
-            );
+            say("scale", "is not a factor".to_owned(), "write a number other than 0");
         }
         if self.scale.is_some() && matches!(self.value, Wave::Counter(_)) {
-            say(
-                "scale",
-                "a counter counts whole numbers".to_owned(),
-                "leave `scale` out",
-            );
+            say("scale", "a counter counts whole numbers".to_owned(), "leave `scale` out");
         }
         if let Wave::Choice(_) = self.value {
             let hint = "take `constant`, `counter`, `sine` or `ramp`";

@@ -60,9 +60,7 @@ impl Sim {
         let problems = doc.problems();
         if !problems.is_empty() {
             let lines = problems.iter().map(|(field, message, hint)| {
-                let hint = hint
-                    .as_ref()
-                    .map_or(String::new(), |hint| format!(": {hint}"));
+                let hint = hint.as_ref().map_or(String::new(), |hint| format!(": {hint}"));
                 format!("{field}: {message}{hint}")
             });
             return Err(Fault::Config(lines.collect::<Vec<_>>().join("\n")));
@@ -83,37 +81,22 @@ impl Sim {
                 ))
             };
             let listener = TcpListener::bind(server.listen).await.map_err(refused)?;
-            sim.addrs.push((
-                server.name.to_string(),
-                listener.local_addr().map_err(refused)?,
-            ));
+            sim.addrs.push((server.name.to_string(), listener.local_addr().map_err(refused)?));
             let units = server
                 .units
                 .iter()
                 .map(|unit| (unit.unit_id.get(), sim.unit(server.name.as_str(), unit)))
                 .collect();
-            let plant = Plant {
-                units,
-                started,
-                ledger: Arc::clone(&sim.ledger),
-            };
+            let plant = Plant { units, started, ledger: Arc::clone(&sim.ledger) };
             let stopping = sim.stopping.clone();
-            sim.servers.spawn(serve(
-                listener,
-                Arc::new(plant),
-                stopping,
-                sim.connections.clone(),
-            ));
+            sim.servers.spawn(serve(listener, Arc::new(plant), stopping, sim.connections.clone()));
         }
         Ok(sim)
     }
 
     /// The address of a server by its name, with the port that was bound.
     pub fn addr(&self, server: &str) -> Option<SocketAddr> {
-        self.addrs
-            .iter()
-            .find(|(name, _)| name == server)
-            .map(|(_, addr)| *addr)
+        self.addrs.iter().find(|(name, _)| name == server).map(|(_, addr)| *addr)
     }
 
     /// The servers' names and addresses, in the order of the document.
@@ -140,10 +123,7 @@ impl Sim {
     }
 
     fn unit(&self, server: &str, unit: &SimUnit) -> Unit {
-        let mut image = Unit {
-            points: Vec::new(),
-            addresses: BTreeMap::new(),
-        };
+        let mut image = Unit { points: Vec::new(), addresses: BTreeMap::new() };
         for point in &unit.points {
             let counter = match &point.value {
                 Wave::Counter(wave) => {
@@ -168,10 +148,7 @@ impl Sim {
 fn bounded(wave: &CounterWave, point: &SimPoint) -> CounterWave {
     let room = words::counter_max(point.effective_type()).saturating_sub(wave.start);
     let modulo = wave.modulo.or_else(|| room.checked_add(1));
-    CounterWave {
-        start: wave.start,
-        modulo,
-    }
+    CounterWave { start: wave.start, modulo }
 }
 
 fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
@@ -189,10 +166,7 @@ async fn serve(
     let on_connected = |socket: TcpStream, peer: SocketAddr| {
         let open = !stopping.is_cancelled() && mine.len() < CONNECTIONS_MAX;
         let connection = open.then(|| {
-            let link = Arc::new(Link {
-                plant: Arc::clone(&plant),
-                reply: Mutex::default(),
-            });
+            let link = Arc::new(Link { plant: Arc::clone(&plant), reply: Mutex::default() });
             let shim = Shim {
                 socket,
                 link: Arc::clone(&link),
@@ -253,13 +227,8 @@ impl Unit {
         if quantity == 0 || quantity > if bits { BITS_MAX } else { REGISTERS_MAX } {
             return Err(ExceptionCode::IllegalDataValue);
         }
-        let last = address
-            .checked_add(quantity - 1)
-            .ok_or(ExceptionCode::IllegalDataAddress)?;
-        let touched: Vec<_> = self
-            .addresses
-            .range((kind, address)..=(kind, last))
-            .collect();
+        let last = address.checked_add(quantity - 1).ok_or(ExceptionCode::IllegalDataAddress)?;
+        let touched: Vec<_> = self.addresses.range((kind, address)..=(kind, last)).collect();
         if touched.len() != usize::from(quantity) {
             return Err(ExceptionCode::IllegalDataAddress);
         }
@@ -274,11 +243,7 @@ impl Unit {
                 (wave, None) => Number::Real(real(wave, seconds) / point.scale.unwrap_or(1.0)),
             };
             let words = words::encode(point.effective_type(), point.order, number);
-            answer.extend(
-                registers
-                    .iter()
-                    .map(|(_, (_, offset))| words[usize::from(*offset)]),
-            );
+            answer.extend(registers.iter().map(|(_, (_, offset))| words[usize::from(*offset)]));
         }
         Ok(answer)
     }
@@ -307,11 +272,7 @@ impl Link {
         let mut ledger = lock(&self.plant.ledger);
         let seconds = self.plant.started.elapsed().as_secs_f64();
         let answer = (|| {
-            let unit = self
-                .plant
-                .units
-                .get(&unit_id)
-                .ok_or(ExceptionCode::GatewayTargetDevice)?;
+            let unit = self.plant.units.get(&unit_id).ok_or(ExceptionCode::GatewayTargetDevice)?;
             let mut read = |kind, span| unit.read(kind, span, seconds, &mut ledger, &mut reply);
             let bits = |words: Vec<u16>| words.into_iter().map(|word| word != 0).collect();
             Ok(match *request {

@@ -73,23 +73,12 @@ mod io {
 
     /// Sends a PDU to a unit in an MBAP frame and returns the PDU of the reply.
     async fn ask(client: &mut TcpStream, unit: u8, pdu: &[u8]) -> Vec<u8> {
-        let mut frame = vec![
-            0x12,
-            0x34,
-            0,
-            0,
-            0,
-            u8::try_from(pdu.len() + 1).unwrap(),
-            unit,
-        ];
+        let mut frame = vec![0x12, 0x34, 0, 0, 0, u8::try_from(pdu.len() + 1).unwrap(), unit];
         frame.extend_from_slice(pdu);
         client.write_all(&frame).await.unwrap();
         let mut header = [0; 7];
         client.read_exact(&mut header).await.unwrap();
-        assert_eq!(
-            (&header[..5], header[6]),
-            (&[0x12, 0x34, 0, 0, 0][..], unit)
-        );
+        assert_eq!((&header[..5], header[6]), (&[0x12, 0x34, 0, 0, 0][..], unit));
         let mut pdu = vec![0; usize::from(header[5]) - 1];
         client.read_exact(&mut pdu).await.unwrap();
         pdu
@@ -102,10 +91,7 @@ mod io {
         let pdu = ask(&mut client, 1, &[4, 0, 0, 0, 2]).await;
         assert_eq!(pdu, [4, 4, 0x43, 0x67, 0x00, 0x00]);
         // -12.3 / 0.1 = -123 = 0xFF85 in two's complement.
-        assert_eq!(
-            ask(&mut client, 1, &[3, 0, 102, 0, 1]).await,
-            [3, 2, 0xFF, 0x85]
-        );
+        assert_eq!(ask(&mut client, 1, &[3, 0, 102, 0, 1]).await, [3, 2, 0xFF, 0x85]);
         // Coil 0 is the least significant bit of the first byte.
         assert_eq!(ask(&mut client, 1, &[1, 0, 0, 0, 2]).await, [1, 1, 0b01]);
         assert_eq!(sim.served().requests, 3);
@@ -119,10 +105,7 @@ mod io {
         assert_eq!(ask(&mut client, 1, &whole).await, [3, 4, 0, 0, 0xFF, 0xFF]);
         assert_eq!(ask(&mut client, 1, &whole).await, [3, 4, 0, 1, 0x00, 0x00]);
         // Half of it shows the next value, 65537, and takes nothing.
-        assert_eq!(
-            ask(&mut client, 1, &[3, 0, 105, 0, 1]).await,
-            [3, 2, 0x00, 0x01]
-        );
+        assert_eq!(ask(&mut client, 1, &[3, 0, 105, 0, 1]).await, [3, 2, 0x00, 0x01]);
         assert_eq!(ask(&mut client, 1, &whole).await, [3, 4, 0, 1, 0x00, 0x01]);
         // A second connection goes on with the same counter.
         let mut other = TcpStream::connect(sim.addr("plc").unwrap()).await.unwrap();
@@ -130,10 +113,7 @@ mod io {
         let served = sim.stop().await;
         let reading = served.counter("reading").unwrap();
         assert_eq!((reading.total, reading.last), (4, Some(65_538)));
-        assert_eq!(
-            reading.values().collect::<Vec<_>>(),
-            [65_535, 65_536, 65_537, 65_538]
-        );
+        assert_eq!(reading.values().collect::<Vec<_>>(), [65_535, 65_536, 65_537, 65_538]);
     }
 
     #[tokio::test]
@@ -141,22 +121,12 @@ mod io {
         let (sim, mut client) = sim().await;
         let cases: [(&str, u8, &[u8], [u8; 2]); 10] = [
             ("undefined address", 1, &[3, 0, 50, 0, 1], [0x83, 2]),
-            (
-                "a hole between two points",
-                1,
-                &[3, 0, 102, 0, 4],
-                [0x83, 2],
-            ),
+            ("a hole between two points", 1, &[3, 0, 102, 0, 4], [0x83, 2]),
             ("another address space", 1, &[4, 0, 102, 0, 1], [0x84, 2]),
             ("beyond the top", 1, &[3, 0xFF, 0xFF, 0, 2], [0x83, 2]),
             ("no register at all", 1, &[3, 0, 102, 0, 0], [0x83, 3]),
             ("126 registers", 1, &[4, 0, 0, 0, 126], [0x84, 3]),
-            (
-                "2,001 discrete inputs",
-                1,
-                &[2, 0, 0, 0x07, 0xD1],
-                [0x82, 3],
-            ),
+            ("2,001 discrete inputs", 1, &[2, 0, 0, 0x07, 0xD1], [0x82, 3]),
             ("a write", 1, &[6, 0, 102, 0, 1], [0x86, 1]),
             ("an unknown function", 1, &[0x41, 1], [0xC1, 1]),
             ("another unit", 9, &[3, 0, 102, 0, 1], [0x83, 0x0B]),
@@ -175,10 +145,7 @@ mod io {
         let sim = Sim::start(doc(&plant)).await.unwrap();
         let mut client = TcpStream::connect(sim.addr("plc").unwrap()).await.unwrap();
         for _ in 0..2 {
-            assert_eq!(
-                ask(&mut client, 1, &[3, 0, 104, 0, 1]).await,
-                [3, 2, 0xFF, 0xFF]
-            );
+            assert_eq!(ask(&mut client, 1, &[3, 0, 104, 0, 1]).await, [3, 2, 0xFF, 0xFF]);
         }
         assert_eq!(sim.served().counter("reading").unwrap().last, Some(65_535));
     }
@@ -186,17 +153,12 @@ mod io {
     #[tokio::test]
     async fn stopping_lets_clients_read_what_was_counted() {
         let (sim, mut client) = sim().await;
-        client
-            .write_all(&[0, 1, 0, 0, 0, 6, 1, 3, 0, 104, 0, 2])
-            .await
-            .unwrap();
+        client.write_all(&[0, 1, 0, 0, 0, 6, 1, 3, 0, 104, 0, 2]).await.unwrap();
         while sim.served().requests == 0 {
             tokio::task::yield_now().await;
         }
         let addr = sim.addr("plc").unwrap();
-        let served = timeout(Duration::from_secs(1), sim.stop())
-            .await
-            .expect("an idle client");
+        let served = timeout(Duration::from_secs(1), sim.stop()).await.expect("an idle client");
         assert_eq!(served.counter("reading").unwrap().total, 1);
         let mut reply = Vec::new();
         client.read_to_end(&mut reply).await.unwrap();
@@ -209,18 +171,9 @@ mod io {
         let (sim, _client) = sim().await;
         let mut busy = doc(PLANT);
         busy.servers[0].listen = sim.addr("plc").unwrap();
-        let Err(Fault::Config(text)) = Sim::start(busy).await else {
-            panic!("bound twice")
-        };
-        assert!(
-            text.starts_with("plc cannot listen on 127.0.0.1:"),
-            "{text}"
-        );
-        let Err(Fault::Config(text)) = Sim::start(SimDoc {
-            servers: Vec::new(),
-        })
-        .await
-        else {
+        let Err(Fault::Config(text)) = Sim::start(busy).await else { panic!("bound twice") };
+        assert!(text.starts_with("plc cannot listen on 127.0.0.1:"), "{text}");
+        let Err(Fault::Config(text)) = Sim::start(SimDoc { servers: Vec::new() }).await else {
             panic!("nothing to serve")
         };
         assert_eq!(text, "servers: is empty: list at least one");

@@ -69,14 +69,10 @@ pub(super) fn extremes(wave: &Wave, scale: Option<f64>) -> Option<(f64, f64)> {
     let (a, b) = match wave {
         Wave::Constant(value) => (*value, *value),
         Wave::Counter(counter) => {
-            let last = counter
-                .modulo
-                .map_or(counter.start, |m| counter.nth(m.unsigned_abs() - 1));
+            let last = counter.modulo.map_or(counter.start, |m| counter.nth(m.unsigned_abs() - 1));
             (counter.start as f64, last as f64)
         }
-        Wave::Sine(SineWave {
-            amplitude, offset, ..
-        }) => (offset - amplitude, offset + amplitude),
+        Wave::Sine(SineWave { amplitude, offset, .. }) => (offset - amplitude, offset + amplitude),
         Wave::Ramp(RampWave { low, high, .. }) => (*low, *high),
         Wave::Choice(_) => return None,
     };
@@ -108,10 +104,7 @@ impl Number {
         }
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "saturates; the range was checked at load"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "saturates; the range was checked at load")]
     fn whole(self) -> i64 {
         match self {
             Self::Real(value) => value.round() as i64,
@@ -163,17 +156,11 @@ pub(super) fn encode(value_type: ValueType, order: Order, number: Number) -> Vec
             bytes.chunks_exact_mut(2).for_each(|word| word.swap(0, 1));
         }
     }
-    bytes
-        .chunks_exact(2)
-        .map(|word| u16::from_be_bytes([word[0], word[1]]))
-        .collect()
+    bytes.chunks_exact(2).map(|word| u16::from_be_bytes([word[0], word[1]])).collect()
 }
 
 #[cfg(feature = "io")]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "rounds to the nearest single, as intended"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "rounds to the nearest single, as intended")]
 fn single(value: f64) -> f32 {
     value as f32
 }
@@ -221,11 +208,7 @@ mod tests {
             (T::U32, Real(4_000_000_000.0), &[0xEE6B, 0x2800]),
             (T::U32, Whole(65_537), &[0x0001, 0x0001]),
             (T::I64, Whole(-2), &[0xFFFF, 0xFFFF, 0xFFFF, 0xFFFE]),
-            (
-                T::U64,
-                Real(18_446_744_073_709_549_568.0),
-                &[0xFFFF, 0xFFFF, 0xFFFF, 0xF800],
-            ),
+            (T::U64, Real(18_446_744_073_709_549_568.0), &[0xFFFF, 0xFFFF, 0xFFFF, 0xF800]),
             (T::Bcd16, Whole(1234), &[0x1234]),
             (T::Bcd32, Real(12_345_678.0), &[0x1234, 0x5678]),
             (T::Bcd32, Whole(7), &[0x0000, 0x0007]),
@@ -233,11 +216,7 @@ mod tests {
             (T::Bool, Real(0.4), &[0x0000]),
         ];
         for (value_type, number, words) in cases {
-            assert_eq!(
-                encode(value_type, Order::Abcd, number),
-                words,
-                "{value_type:?} {number:?}"
-            );
+            assert_eq!(encode(value_type, Order::Abcd, number), words, "{value_type:?} {number:?}");
             assert_eq!(words.len(), usize::from(width(value_type)));
         }
     }
@@ -251,11 +230,7 @@ mod tests {
             (Order::Badc, [0x0201, 0x0403]),
             (Order::Dcba, [0x0403, 0x0201]),
         ] {
-            assert_eq!(
-                encode(ValueType::U32, order, 0x0102_0304),
-                words,
-                "{order:?}"
-            );
+            assert_eq!(encode(ValueType::U32, order, 0x0102_0304), words, "{order:?}");
             assert_eq!(encode(ValueType::U16, order, 0x0102), [0x0102], "{order:?}");
         }
         for (order, words) in [
@@ -263,11 +238,7 @@ mod tests {
             (Order::Badc, [0x0201, 0x0403, 0x0605, 0x0807]),
             (Order::Dcba, [0x0807, 0x0605, 0x0403, 0x0201]),
         ] {
-            assert_eq!(
-                encode(ValueType::I64, order, 0x0102_0304_0506_0708),
-                words,
-                "{order:?}"
-            );
+            assert_eq!(encode(ValueType::I64, order, 0x0102_0304_0506_0708), words, "{order:?}");
         }
     }
 }

@@ -108,54 +108,28 @@ impl Wave {
     pub fn problems(&self, field: &str) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut say = |below: &str, message: &str, hint: &str| {
-            problems.push((
-                format!("{field}.{below}"),
-                message.to_owned(),
-                Some(hint.to_owned()),
-            ));
+            problems.push((format!("{field}.{below}"), message.to_owned(), Some(hint.to_owned())));
         };
         match self {
             Self::Constant(value) if !value.is_finite() => {
-                say(
-                    "constant",
-                    "is not a finite number",
-                    "write a number such as `230.0`",
-                );
+                say("constant", "is not a finite number", "write a number such as `230.0`");
             }
-            Self::Counter(CounterWave {
-                modulo: Some(..1), ..
-            }) => {
-                say(
-                    "counter.modulo",
-                    "leaves no value to count",
-                    "write 1 or more",
-                );
+            Self::Counter(CounterWave { modulo: Some(..1), .. }) => {
+                say("counter.modulo", "leaves no value to count", "write 1 or more");
             }
-            Self::Sine(SineWave {
-                amplitude, offset, ..
-            }) if !(amplitude.is_finite() && offset.is_finite()) => {
-                say(
-                    "sine",
-                    "`amplitude` and `offset` must be finite",
-                    "write numbers",
-                );
+            Self::Sine(SineWave { amplitude, offset, .. })
+                if !(amplitude.is_finite() && offset.is_finite()) =>
+            {
+                say("sine", "`amplitude` and `offset` must be finite", "write numbers");
             }
             Self::Ramp(RampWave { low, high, .. }) if !(low.is_finite() && high.is_finite()) => {
                 say("ramp", "`low` and `high` must be finite", "write numbers");
             }
             Self::Sine(SineWave { period, .. }) if period.duration().is_zero() => {
-                say(
-                    "sine.period",
-                    "is zero",
-                    "write the time of one wave, such as `10s`",
-                );
+                say("sine.period", "is zero", "write the time of one wave, such as `10s`");
             }
             Self::Ramp(RampWave { period, .. }) if period.duration().is_zero() => {
-                say(
-                    "ramp.period",
-                    "is zero",
-                    "write the time of one rise, such as `10s`",
-                );
+                say("ramp.period", "is zero", "write the time of one rise, such as `10s`");
             }
             Self::Choice(texts) if texts.is_empty() => {
                 say("choice", "is empty", "list at least one text");
@@ -169,12 +143,8 @@ impl Wave {
 impl CounterWave {
     /// The value after `n` others: `start + n`, beginning anew after `modulo` values.
     pub fn nth(&self, n: u64) -> i64 {
-        let modulo = self
-            .modulo
-            .and_then(|m| u64::try_from(m).ok())
-            .filter(|m| *m > 0);
-        self.start
-            .wrapping_add_unsigned(modulo.map_or(n, |m| n % m))
+        let modulo = self.modulo.and_then(|m| u64::try_from(m).ok()).filter(|m| *m > 0);
+        self.start.wrapping_add_unsigned(modulo.map_or(n, |m| n % m))
     }
 }
 
@@ -205,10 +175,7 @@ impl Generate {
                     Wave::Counter(_) => DataType::Int64,
                     Wave::Choice(_) => DataType::Utf8,
                 };
-                Point {
-                    unit: p.unit.clone(),
-                    ..Point::new(p.name.as_str(), data_type)
-                }
+                Point { unit: p.unit.clone(), ..Point::new(p.name.as_str(), data_type) }
             })
             .collect()
     }
@@ -225,11 +192,7 @@ impl Generate {
         }
         if !(1..=ROWS_MAX).contains(&self.rows) {
             let message = format!("{} is not a number of rows", self.rows);
-            say(
-                "rows".to_owned(),
-                message,
-                "write a number from 1 to 1000000",
-            );
+            say("rows".to_owned(), message, "write a number from 1 to 1000000");
         }
         if self.points.is_empty() {
             let message = "has no point, so that its table would have no column";
@@ -239,11 +202,7 @@ impl Generate {
         for (index, point) in self.points.iter().enumerate() {
             if !names.insert(&point.name) {
                 let message = format!("`{}` stands twice", point.name);
-                say(
-                    format!("points[{index}].name"),
-                    message,
-                    "give each point its own name",
-                );
+                say(format!("points[{index}].name"), message, "give each point its own name");
             }
         }
         for (index, point) in self.points.iter().enumerate() {
@@ -297,13 +256,7 @@ mod io {
         /// Takes a configuration without problems (see [`Generate::problems`]).
         pub fn new(config: Generate) -> Self {
             let points = config.columns();
-            Self {
-                config,
-                points,
-                stats: Arc::default(),
-                due: None,
-                made: 0,
-            }
+            Self { config, points, stats: Arc::default(), due: None, made: 0 }
         }
 
         /// Seconds from the start to row `n`.
@@ -314,10 +267,7 @@ mod io {
 
         /// Rows of the next batch: zero when all are made.
         fn next_rows(&self) -> u64 {
-            let left = self
-                .config
-                .count
-                .map_or(u64::MAX, |count| count.saturating_sub(self.made));
+            let left = self.config.count.map_or(u64::MAX, |count| count.saturating_sub(self.made));
             left.min(u64::from(self.config.rows))
         }
 
@@ -405,61 +355,28 @@ mod tests {
     use super::*;
 
     fn point(name: &str, value: Wave) -> GeneratePoint {
-        GeneratePoint {
-            name: name.parse().unwrap(),
-            value,
-            unit: None,
-        }
+        GeneratePoint { name: name.parse().unwrap(), value, unit: None }
     }
 
     fn generate(points: Vec<GeneratePoint>) -> Generate {
-        Generate {
-            every: Span::from_secs(1),
-            rows: 1,
-            count: None,
-            points,
-        }
+        Generate { every: Span::from_secs(1), rows: 1, count: None, points }
     }
 
     #[test]
     fn counters_start_and_begin_anew() {
-        let counter = CounterWave {
-            start: 5,
-            modulo: Some(3),
-        };
-        assert_eq!(
-            (0..5).map(|n| counter.nth(n)).collect::<Vec<_>>(),
-            [5, 6, 7, 5, 6]
-        );
-        assert_eq!(
-            CounterWave {
-                start: -2,
-                modulo: None
-            }
-            .nth(4),
-            2
-        );
+        let counter = CounterWave { start: 5, modulo: Some(3) };
+        assert_eq!((0..5).map(|n| counter.nth(n)).collect::<Vec<_>>(), [5, 6, 7, 5, 6]);
+        assert_eq!(CounterWave { start: -2, modulo: None }.nth(4), 2);
     }
 
     #[test]
     fn waves_follow_elapsed_time() {
-        let sine = SineWave {
-            amplitude: 2.0,
-            offset: 230.0,
-            period: Span::from_secs(4),
-        };
+        let sine = SineWave { amplitude: 2.0, offset: 230.0, period: Span::from_secs(4) };
         for (seconds, expected) in [(0.0, 230.0), (1.0, 232.0), (2.0, 230.0), (3.0, 228.0)] {
             assert!((sine.at(seconds) - expected).abs() < 1e-9, "at {seconds} s");
-            assert!(
-                (sine.at(seconds + 4000.0) - expected).abs() < 1e-9,
-                "1,000 periods later"
-            );
+            assert!((sine.at(seconds + 4000.0) - expected).abs() < 1e-9, "1,000 periods later");
         }
-        let ramp = RampWave {
-            low: 10.0,
-            high: 20.0,
-            period: Span::from_secs(10),
-        };
+        let ramp = RampWave { low: 10.0, high: 20.0, period: Span::from_secs(10) };
         for (seconds, expected) in [(0.0, 10.0), (5.0, 15.0), (9.0, 19.0), (10.0, 10.0)] {
             assert!((ramp.at(seconds) - expected).abs() < 1e-9, "at {seconds} s");
         }
@@ -467,23 +384,13 @@ mod tests {
 
     #[test]
     fn all_problems_are_named_at_once() {
-        let flat = Wave::Sine(SineWave {
-            amplitude: 1.0,
-            offset: 0.0,
-            period: Span::from_secs(0),
-        });
+        let flat = Wave::Sine(SineWave { amplitude: 1.0, offset: 0.0, period: Span::from_secs(0) });
         let config = Generate {
             every: Span::from_secs(0),
             rows: 0,
             count: None,
             points: vec![
-                point(
-                    "a",
-                    Wave::Counter(CounterWave {
-                        start: 0,
-                        modulo: Some(0),
-                    }),
-                ),
+                point("a", Wave::Counter(CounterWave { start: 0, modulo: Some(0) })),
                 point("a", Wave::Choice(Vec::new())),
                 point("b", flat),
             ],
@@ -499,11 +406,7 @@ mod tests {
         ];
         assert_eq!(fields, expected);
         assert_eq!(generate(Vec::new()).problems()[0].0, "points");
-        assert!(
-            generate(vec![point("a", Wave::Constant(1.0))])
-                .problems()
-                .is_empty()
-        );
+        assert!(generate(vec![point("a", Wave::Constant(1.0))]).problems().is_empty());
     }
 
     #[cfg(feature = "io")]
@@ -520,24 +423,13 @@ mod tests {
         use crate::table::TableBuilder;
 
         fn south(rows: u32, count: Option<u64>) -> (GenerateSouth, TableBuilder) {
-            let ramp = RampWave {
-                low: 0.0,
-                high: 8.0,
-                period: Span::from_secs(8),
-            };
+            let ramp = RampWave { low: 0.0, high: 8.0, period: Span::from_secs(8) };
             let points = vec![
                 point("n", Wave::Counter(CounterWave::default())),
                 point("ramp", Wave::Ramp(ramp)),
-                point(
-                    "word",
-                    Wave::Choice(vec!["on".to_owned(), "off".to_owned()]),
-                ),
+                point("word", Wave::Choice(vec!["on".to_owned(), "off".to_owned()])),
             ];
-            let config = Generate {
-                rows,
-                count,
-                ..generate(points)
-            };
+            let config = Generate { rows, count, ..generate(points) };
             let table = TableBuilder::new(&config.columns(), false);
             (GenerateSouth::new(config), table)
         }
@@ -550,11 +442,7 @@ mod tests {
             for _ in 0..3 {
                 south.read(&mut table).await.unwrap();
             }
-            assert_eq!(
-                start.elapsed(),
-                Duration::from_secs(2),
-                "the first batch comes at once"
-            );
+            assert_eq!(start.elapsed(), Duration::from_secs(2), "the first batch comes at once");
             let rows = table.finish();
             assert_eq!(
                 rows.columns[0].as_primitive::<Int64Type>().values()[..],
@@ -564,11 +452,7 @@ mod tests {
             for (value, expected) in ramp.values().iter().zip([0.0, 0.5, 1.0, 1.5, 2.0, 2.5]) {
                 assert!((value - expected).abs() < 1e-9);
             }
-            let words: Vec<_> = rows.columns[2]
-                .as_string::<i32>()
-                .iter()
-                .flatten()
-                .collect();
+            let words: Vec<_> = rows.columns[2].as_string::<i32>().iter().flatten().collect();
             assert_eq!(words, ["on", "off", "on", "off", "on", "off"]);
         }
 
@@ -582,17 +466,10 @@ mod tests {
             south.read(&mut table).await.unwrap();
             assert_eq!(start.elapsed(), Duration::from_millis(3_500));
             south.read(&mut table).await.unwrap();
-            assert_eq!(
-                start.elapsed(),
-                Duration::from_secs(4),
-                "the schedule does not drift"
-            );
+            assert_eq!(start.elapsed(), Duration::from_secs(4), "the schedule does not drift");
             assert_eq!(south.stats().get(Counter::Overruns), 2);
             let rows = table.finish();
-            assert_eq!(
-                rows.columns[0].as_primitive::<Int64Type>().values()[..],
-                [0, 1, 2]
-            );
+            assert_eq!(rows.columns[0].as_primitive::<Int64Type>().values()[..], [0, 1, 2]);
         }
 
         #[tokio::test(start_paused = true)]
@@ -605,9 +482,7 @@ mod tests {
             assert_eq!(table.len(), 2);
             south.read(&mut table).await.unwrap();
             assert_eq!(table.len(), 3);
-            timeout(Duration::from_hours(1), south.read(&mut table))
-                .await
-                .unwrap_err();
+            timeout(Duration::from_hours(1), south.read(&mut table)).await.unwrap_err();
             assert_eq!(table.len(), 3);
         }
     }

@@ -208,10 +208,7 @@ fn default_unit_id() -> UnitId {
 
 fn default_polls() -> Vec<Poll> {
     let name = "default".parse().unwrap_or_else(|_| unreachable!("a name"));
-    vec![Poll {
-        name,
-        every: Span::from_secs(1),
-    }]
+    vec![Poll { name, every: Span::from_secs(1) }]
 }
 
 fn default_timeout() -> Span {
@@ -258,32 +255,21 @@ impl ModbusPoint {
             ValueType::F16 | ValueType::F32 => DataType::Float32,
             ValueType::F64 => DataType::Float64,
         };
-        if self.scale.is_some() || self.offset.is_some() {
-            DataType::Float64
-        } else {
-            plain
-        }
+        if self.scale.is_some() || self.offset.is_some() { DataType::Float64 } else { plain }
     }
 }
 
 impl ModbusDevice {
     /// What one request may read of `kind`: registers or bits.
     pub(crate) fn limit(&self, kind: RegisterKind) -> u16 {
-        if kind.is_bits() {
-            self.max_bits
-        } else {
-            self.max_registers
-        }
+        if kind.is_bits() { self.max_bits } else { self.max_registers }
     }
 
     /// The columns of the device's table.
     pub fn columns(&self) -> Vec<Point> {
         self.points
             .iter()
-            .map(|p| Point {
-                unit: p.unit.clone(),
-                ..Point::new(p.name.as_str(), p.data_type())
-            })
+            .map(|p| Point { unit: p.unit.clone(), ..Point::new(p.name.as_str(), p.data_type()) })
             .collect()
     }
 }

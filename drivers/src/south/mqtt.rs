@@ -147,16 +147,8 @@ impl FieldType {
 }
 
 /// Columns that every table has, or that every feed has: no point may have such a name.
-const RESERVED: [&str; 8] = [
-    "time",
-    "device",
-    "quality",
-    "seq",
-    "received_at",
-    "topic",
-    "qos",
-    "retained",
-];
+const RESERVED: [&str; 8] =
+    ["time", "device", "quality", "seq", "received_at", "topic", "qos", "retained"];
 
 impl MqttFeed {
     /// Everything that makes this feed impossible: the field, what is wrong, what would be right.
@@ -244,11 +236,7 @@ impl MqttFeed {
                     "names are unique within a device".to_owned(),
                 ));
             }
-            if point
-                .path
-                .as_deref()
-                .is_some_and(|p| p.split('.').any(str::is_empty))
-            {
+            if point.path.as_deref().is_some_and(|p| p.split('.').any(str::is_empty)) {
                 problems.push((
                     "points",
                     format!("the path of `{name}` has an empty key"),

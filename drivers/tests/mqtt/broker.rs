@@ -29,9 +29,7 @@ pub(crate) struct Broker {
 
 impl Broker {
     pub(crate) async fn start() -> Self {
-        Self {
-            listener: TcpListener::bind("127.0.0.1:0").await.unwrap(),
-        }
+        Self { listener: TcpListener::bind("127.0.0.1:0").await.unwrap() }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -39,15 +37,9 @@ impl Broker {
     }
 
     pub(crate) async fn accept(&self) -> Peer {
-        let (socket, _) = timeout(SOON, self.listener.accept())
-            .await
-            .unwrap()
-            .unwrap();
+        let (socket, _) = timeout(SOON, self.listener.accept()).await.unwrap().unwrap();
         socket.set_nodelay(true).unwrap();
-        Peer {
-            socket,
-            bytes: Vec::new(),
-        }
+        Peer { socket, bytes: Vec::new() }
     }
 
     /// Accepts a client and answers its CONNECT.
@@ -68,25 +60,16 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn new(socket: TcpStream) -> Self {
-        Self {
-            socket,
-            bytes: Vec::new(),
-        }
+        Self { socket, bytes: Vec::new() }
     }
 
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
-        timeout(SOON, self.socket.write_all(bytes))
-            .await
-            .unwrap()
-            .unwrap();
+        timeout(SOON, self.socket.write_all(bytes)).await.unwrap().unwrap();
     }
 
     /// The next whole packet of the client; panics where the connection ends first.
     pub(crate) async fn packet(&mut self) -> Vec<u8> {
-        timeout(SOON, self.next())
-            .await
-            .expect("a packet in time")
-            .expect("a packet, not the end")
+        timeout(SOON, self.next()).await.expect("a packet in time").expect("a packet, not the end")
     }
 
     /// Asserts that the client sends nothing for a while.
@@ -109,8 +92,7 @@ impl Peer {
     pub(crate) async fn grant(&mut self, qos: u8) {
         let subscribe = self.packet().await;
         assert_eq!(subscribe[0], 0x82, "{subscribe:02x?}");
-        self.send(&[0x90, 0x03, subscribe[2], subscribe[3], qos])
-            .await;
+        self.send(&[0x90, 0x03, subscribe[2], subscribe[3], qos]).await;
     }
 
     /// Cancel safe.
@@ -177,9 +159,7 @@ pub(crate) fn body(packet: &[u8]) -> &[u8] {
 
 pub(crate) fn north(url: &str, fields: &serde_json::Value) -> MqttNorth {
     let mut sink = serde_json::json!({ "url": url, "topic": "t" });
-    sink.as_object_mut()
-        .unwrap()
-        .extend(fields.as_object().unwrap().clone());
+    sink.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     let sink: MqttSink = serde_json::from_value(sink).unwrap();
     MqttNorth::new(sink, "tidegate-gw-cloud".to_owned(), "gw", None).unwrap()
 }
@@ -190,9 +170,7 @@ pub(crate) fn south(url: &str, fields: &serde_json::Value) -> MqttSouth {
         "topics": ["t"],
         "points": [{ "name": "n", "type": "i64" }],
     });
-    feed.as_object_mut()
-        .unwrap()
-        .extend(fields.as_object().unwrap().clone());
+    feed.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     let feed: MqttFeed = serde_json::from_value(feed).unwrap();
     MqttSouth::new(feed, "tidegate-gw-feed".to_owned(), None).unwrap()
 }
@@ -205,10 +183,7 @@ pub(crate) fn table(south: &MqttSouth) -> TableBuilder {
 pub(crate) fn numbers(table: &mut TableBuilder) -> Vec<i64> {
     use arrow::array::AsArray;
     let rows = table.finish();
-    rows.columns[0]
-        .as_primitive::<arrow::datatypes::Int64Type>()
-        .values()
-        .to_vec()
+    rows.columns[0].as_primitive::<arrow::datatypes::Int64Type>().values().to_vec()
 }
 
 pub(crate) fn payloads(bodies: &[&str]) -> Vec<Payload> {

@@ -37,10 +37,7 @@ async fn a_session_that_is_kept_has_a_stable_name() {
         (connect, subscribe)
     });
     connected.unwrap();
-    assert_eq!(
-        connect,
-        b"\x10\x1c\x00\x04MQTT\x04\x00\x00\x1e\x00\x10tidegate-gw-feed"
-    );
+    assert_eq!(connect, b"\x10\x1c\x00\x04MQTT\x04\x00\x00\x1e\x00\x10tidegate-gw-feed");
     assert_eq!(subscribe, b"\x82\x06\x00\x01\x00\x01t\x01");
 }
 
@@ -88,15 +85,10 @@ async fn twenty_in_flight_are_never_waited_beyond() {
         while acknowledged < all {
             while sent < all && sent - acknowledged < 20 {
                 sent += 1;
-                peer.send(&publish(Some(sent), format!("{{\"n\":{sent}}}").as_bytes()))
-                    .await;
+                peer.send(&publish(Some(sent), format!("{{\"n\":{sent}}}").as_bytes())).await;
             }
             acknowledged += 1;
-            assert_eq!(
-                peer.packet().await,
-                puback(acknowledged),
-                "in the order of arrival"
-            );
+            assert_eq!(peer.packet().await, puback(acknowledged), "in the order of arrival");
         }
     };
     let client = async {
@@ -107,9 +99,7 @@ async fn twenty_in_flight_are_never_waited_beyond() {
             south.settle(receipt).await.unwrap();
         }
     };
-    timeout(SOON, async { tokio::join!(client, script) })
-        .await
-        .expect("no batch waits");
+    timeout(SOON, async { tokio::join!(client, script) }).await.expect("no batch waits");
     assert_eq!(numbers(&mut rows), (1..=400).collect::<Vec<_>>());
 }
 
@@ -120,21 +110,14 @@ async fn a_batch_is_full_or_lingers() {
     let (mut south, mut peer) = subscribed(&broker, &fields).await;
     let mut rows = table(&south);
     let start = Instant::now();
-    let five: Vec<u8> = (1..=5)
-        .flat_map(|n| publish(None, format!("{{\"n\":{n}}}").as_bytes()))
-        .collect();
+    let five: Vec<u8> =
+        (1..=5).flat_map(|n| publish(None, format!("{{\"n\":{n}}}").as_bytes())).collect();
     peer.send(&five).await;
     south.read(&mut rows).await.unwrap();
-    assert!(
-        start.elapsed() < Duration::from_millis(300),
-        "a full batch does not wait"
-    );
+    assert!(start.elapsed() < Duration::from_millis(300), "a full batch does not wait");
     assert_eq!(numbers(&mut rows), [1, 2, 3]);
     south.read(&mut rows).await.unwrap();
-    assert!(
-        start.elapsed() >= Duration::from_millis(300),
-        "the rest waits for more"
-    );
+    assert!(start.elapsed() >= Duration::from_millis(300), "the rest waits for more");
     assert_eq!(numbers(&mut rows), [4, 5]);
 }
 
@@ -144,25 +127,12 @@ async fn a_dropped_read_loses_and_doubles_nothing() {
     let (mut south, mut peer) = subscribed(&broker, &json!({ "linger": "100s" })).await;
     let mut rows = table(&south);
     // Two are in flight once, so that a single one is worth waiting for more.
-    peer.send(
-        &[
-            publish(Some(1), b"{\"n\":1}"),
-            publish(Some(2), b"{\"n\":2}"),
-        ]
-        .concat(),
-    )
-    .await;
+    peer.send(&[publish(Some(1), b"{\"n\":1}"), publish(Some(2), b"{\"n\":2}")].concat()).await;
     while rows.len() < 2 {
         south.read(&mut rows).await.unwrap();
     }
-    south
-        .settle(tidegate_drivers::Receipt(u64::MAX))
-        .await
-        .unwrap();
-    assert_eq!(
-        [peer.packet().await, peer.packet().await],
-        [puback(1), puback(2)]
-    );
+    south.settle(tidegate_drivers::Receipt(u64::MAX)).await.unwrap();
+    assert_eq!([peer.packet().await, peer.packet().await], [puback(1), puback(2)]);
 
     peer.send(&publish(Some(3), b"{\"n\":3}")).await;
     timeout(QUIET, south.read(&mut rows)).await.unwrap_err();
@@ -173,10 +143,7 @@ async fn a_dropped_read_loses_and_doubles_nothing() {
     peer.send(&message[6..]).await;
     let receipt = south.read(&mut rows).await.unwrap().expect("a receipt");
     south.settle(receipt).await.unwrap();
-    assert_eq!(
-        [peer.packet().await, peer.packet().await],
-        [puback(3), puback(4)]
-    );
+    assert_eq!([peer.packet().await, peer.packet().await], [puback(3), puback(4)]);
     assert_eq!(numbers(&mut rows), [1, 2, 3, 4]);
 }
 
@@ -186,24 +153,16 @@ async fn who_does_not_read_makes_the_broker_wait() {
     let broker = Broker::start().await;
     let fields = json!({ "qos": 0, "keep_alive": "1s" });
     let (mut south, mut peer) = subscribed(&broker, &fields).await;
-    let message = publish(
-        None,
-        format!("{{\"n\":1,\"x\":\"{}\"}}", "x".repeat(100_000)).as_bytes(),
-    );
+    let message =
+        publish(None, format!("{{\"n\":1,\"x\":\"{}\"}}", "x".repeat(100_000)).as_bytes());
     let mut written = 0u64;
     // Until neither side's socket buffer takes more.
-    while timeout(QUIET, peer.socket.write_all(&message))
-        .await
-        .is_ok()
-    {
+    while timeout(QUIET, peer.socket.write_all(&message)).await.is_ok() {
         written += 1;
         assert!(written < 1_000, "100 MB are waiting somewhere");
     }
     let taken = south.stats().get(Counter::BytesIn);
-    assert!(
-        taken < 1_000_000,
-        "{taken} bytes were taken by a driver that nobody reads"
-    );
+    assert!(taken < 1_000_000, "{taken} bytes were taken by a driver that nobody reads");
     for _ in 0..3 {
         assert_eq!(peer.packet().await, PINGREQ);
     }

@@ -46,10 +46,7 @@ async fn a_large_message_is_read_or_passed_over() {
             "passed over is acknowledged too, in its place"
         );
     }
-    assert_eq!(
-        (stats.get(Counter::Rejected), stats.get(Counter::LinkFaults)),
-        (2, 0)
-    );
+    assert_eq!((stats.get(Counter::Rejected), stats.get(Counter::LinkFaults)), (2, 0));
     assert!(stats.last_error().unwrap().contains("`max_packet: 20KiB`"));
 }
 
@@ -77,15 +74,11 @@ async fn poison_is_counted_and_acknowledged_in_its_place() {
     assert_eq!(acknowledged, puback(1));
     let receipt = read.unwrap().expect("a receipt");
     // The next one comes while message 2 is not settled: it waits for its turn.
-    peer.send(&[publish(Some(3), b"[1]"), publish(Some(4), b"{\"n\":4}")].concat())
-        .await;
+    peer.send(&[publish(Some(3), b"[1]"), publish(Some(4), b"{\"n\":4}")].concat()).await;
     let later = south.read(&mut rows).await.unwrap().expect("a receipt");
     peer.silent().await;
     south.settle(receipt).await.unwrap();
-    assert_eq!(
-        [peer.packet().await, peer.packet().await],
-        [puback(2), puback(3)]
-    );
+    assert_eq!([peer.packet().await, peer.packet().await], [puback(2), puback(3)]);
     peer.silent().await;
     south.settle(later).await.unwrap();
     assert_eq!(peer.packet().await, puback(4));
@@ -108,9 +101,7 @@ async fn a_receipt_of_the_old_connection_acknowledges_nothing() {
     peer.send(&publish(Some(1), b"{\"n\":1}")).await;
     let old = south.read(&mut rows).await.unwrap().expect("a receipt");
     drop(peer);
-    let Err(Fault::Link(_)) = south.read(&mut rows).await else {
-        panic!("the link is gone")
-    };
+    let Err(Fault::Link(_)) = south.read(&mut rows).await else { panic!("the link is gone") };
     south.settle(old).await.unwrap();
 
     // The broker has kept the session: no SUBSCRIBE. It offers its message again (4.4), with an id
@@ -162,10 +153,7 @@ async fn messages_of_a_kept_session_may_come_before_the_confirmation() {
         south.read(&mut rows).await.unwrap();
     }
     south.settle(Receipt(u64::MAX)).await.unwrap();
-    assert_eq!(
-        [peer.packet().await, peer.packet().await],
-        [puback(5), puback(6)]
-    );
+    assert_eq!([peer.packet().await, peer.packet().await], [puback(5), puback(6)]);
     assert_eq!(numbers(&mut rows), [5, 6]);
 }
 
@@ -215,17 +203,12 @@ async fn what_was_read_before_a_fault_is_given_out_first() {
     connected.unwrap();
     let mut rows = table(&south);
     // A topic with a wildcard (3.3.2.1), and a packet that would be good.
-    let bytes = [
-        publish(None, b"{\"n\":1}"),
-        b"\x30\x04\x00\x01#5".to_vec(),
-        publish(None, b"{\"n\":3}"),
-    ];
+    let bytes =
+        [publish(None, b"{\"n\":1}"), b"\x30\x04\x00\x01#5".to_vec(), publish(None, b"{\"n\":3}")];
     peer.send(&bytes.concat()).await;
     assert_eq!(south.read(&mut rows).await, Ok(None));
     assert_eq!(numbers(&mut rows), [1]);
-    let Err(Fault::Link(why)) = south.read(&mut rows).await else {
-        panic!("a fault")
-    };
+    let Err(Fault::Link(why)) = south.read(&mut rows).await else { panic!("a fault") };
     assert!(why.contains("broke the protocol"), "{why}");
     assert!(rows.is_empty());
 }

@@ -10,10 +10,7 @@ use crate::broker::*;
 #[tokio::test]
 async fn a_client_says_who_it_is() {
     let broker = Broker::start().await;
-    let mut north = north(
-        &broker.url(),
-        &json!({ "keep_alive": "1500ms", "client_id": "me" }),
-    );
+    let mut north = north(&broker.url(), &json!({ "keep_alive": "1500ms", "client_id": "me" }));
     let (connected, connect) = tokio::join!(north.connect(), async {
         let mut peer = broker.accept().await;
         let connect = peer.packet().await;
@@ -56,21 +53,10 @@ async fn only_contiguous_acknowledgements_count() {
     };
     let (delivered, mut peer) = tokio::join!(client, script);
     assert_eq!((delivered.count, delivered.fault), (5, None));
-    assert_eq!(
-        stats.get(Counter::Requests),
-        5,
-        "A48: nothing is sent twice without a fault"
-    );
-    assert_eq!(
-        (stats.get(Counter::Replies), stats.get(Counter::BadReplies)),
-        (5, 2)
-    );
+    assert_eq!(stats.get(Counter::Requests), 5, "A48: nothing is sent twice without a fault");
+    assert_eq!((stats.get(Counter::Replies), stats.get(Counter::BadReplies)), (5, 2));
     drop(north);
-    assert_eq!(
-        peer.rest().await,
-        [DISCONNECT],
-        "the connection ends with the driver"
-    );
+    assert_eq!(peer.rest().await, [DISCONNECT], "the connection ends with the driver");
 }
 
 #[tokio::test]
@@ -130,13 +116,7 @@ async fn qos_0_counts_what_was_sent() {
     };
     let (delivered, packets) = tokio::join!(client, script);
     assert_eq!((delivered.count, delivered.fault), (2, None));
-    assert_eq!(
-        packets,
-        [
-            b"\x31\x04\x00\x01ta".to_vec(),
-            b"\x31\x04\x00\x01tb".to_vec()
-        ]
-    );
+    assert_eq!(packets, [b"\x31\x04\x00\x01ta".to_vec(), b"\x31\x04\x00\x01tb".to_vec()]);
 }
 
 #[tokio::test]

@@ -17,12 +17,8 @@ async fn a_payload_whose_acknowledgement_was_lost_is_sent_again() {
     let payloads = payloads(&["0", "1", "2"]);
     let script = async {
         let mut peer = broker.greet(ACCEPTED).await;
-        let first: Vec<_> = [
-            peer.packet().await,
-            peer.packet().await,
-            peer.packet().await,
-        ]
-        .to_vec();
+        let first: Vec<_> =
+            [peer.packet().await, peer.packet().await, peer.packet().await].to_vec();
         peer.send(&puback(1)).await;
         drop(peer);
         first
@@ -33,16 +29,10 @@ async fn a_payload_whose_acknowledgement_was_lost_is_sent_again() {
     };
     let (delivered, first) = tokio::join!(client, script);
     assert_eq!(delivered.count, 1);
-    assert!(
-        matches!(delivered.fault, Some(Fault::Link(_))),
-        "{delivered:?}"
-    );
+    assert!(matches!(delivered.fault, Some(Fault::Link(_))), "{delivered:?}");
     let again = north.deliver(&payloads[1..]).await;
     assert_eq!((again.count, north.stats().state()), (0, LinkState::Down));
-    assert!(
-        matches!(again.fault, Some(Fault::Link(_))),
-        "no connection makes itself"
-    );
+    assert!(matches!(again.fault, Some(Fault::Link(_))), "no connection makes itself");
 
     let script = async {
         let mut peer = broker.greet(ACCEPTED).await;
@@ -81,11 +71,7 @@ async fn a_frozen_broker_is_a_lost_link() {
     assert!(waited < Duration::from_secs(5), "{waited:?}");
     assert_eq!(north.stats().get(Counter::Timeouts), 1);
     // The socket is closed at once, not when the next connection is made.
-    assert_eq!(
-        peer.rest().await.len(),
-        2,
-        "the other two payloads, no DISCONNECT"
-    );
+    assert_eq!(peer.rest().await.len(), 2, "the other two payloads, no DISCONNECT");
 }
 
 #[tokio::test]
@@ -115,11 +101,7 @@ async fn a_link_that_is_lost_between_deliveries_is_noticed() {
     let delivered = north.deliver(&payloads(&["a"])).await;
     assert_eq!(delivered.count, 0);
     assert!(matches!(delivered.fault, Some(Fault::Link(_))));
-    assert_eq!(
-        north.stats().get(Counter::LinkFaults),
-        1,
-        "one loss is counted once"
-    );
+    assert_eq!(north.stats().get(Counter::LinkFaults), 1, "one loss is counted once");
 }
 
 #[tokio::test]
@@ -131,16 +113,8 @@ async fn a_silent_broker_is_noticed_between_deliveries() {
     connected.unwrap();
     let start = Instant::now();
     until_state(&north.stats(), LinkState::Down).await;
-    assert!(
-        start.elapsed() >= Duration::from_millis(1400),
-        "{:?}",
-        start.elapsed()
-    );
-    assert!(
-        start.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() >= Duration::from_millis(1400), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     assert_eq!(peer.packet().await, PINGREQ);
 }
 
@@ -156,9 +130,7 @@ async fn a_refusal_says_why() {
         let broker = Broker::start().await;
         let mut north = north(&broker.url(), &json!({}));
         let (connected, _peer) = tokio::join!(north.connect(), broker.greet(answer));
-        let Err(Fault::Link(text)) = connected else {
-            panic!("{connected:?}")
-        };
+        let Err(Fault::Link(text)) = connected else { panic!("{connected:?}") };
         assert!(text.contains(why), "{text}");
         assert_eq!(north.stats().last_error(), Some(text));
     }
@@ -171,13 +143,8 @@ async fn nobody_at_the_address_is_one_clear_message() {
     let url = broker.url();
     drop(broker);
     let mut north = north(&url, &json!({}));
-    let Err(Fault::Link(text)) = north.connect().await else {
-        panic!("nobody listens")
-    };
-    assert!(
-        text.starts_with(&format!("no connection to {url}: ")),
-        "{text}"
-    );
+    let Err(Fault::Link(text)) = north.connect().await else { panic!("nobody listens") };
+    assert!(text.starts_with(&format!("no connection to {url}: ")), "{text}");
 }
 
 #[tokio::test]

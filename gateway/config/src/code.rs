@@ -77,11 +77,7 @@ codes! {
 impl Code {
     /// Warnings begin with W, errors with E.
     pub fn severity(self) -> Severity {
-        if self.as_str().starts_with('W') {
-            Severity::Warning
-        } else {
-            Severity::Error
-        }
+        if self.as_str().starts_with('W') { Severity::Warning } else { Severity::Error }
     }
 }
 
@@ -99,10 +95,7 @@ impl Serialize for Code {
 
 /// A paragraph about a code, such as `E0201`; upper or lower case.
 pub fn explain_code(code: &str) -> Option<&'static str> {
-    Code::ALL
-        .iter()
-        .find(|c| c.as_str().eq_ignore_ascii_case(code))
-        .map(|c| c.text())
+    Code::ALL.iter().find(|c| c.as_str().eq_ignore_ascii_case(code)).map(|c| c.text())
 }
 
 #[cfg(test)]

@@ -98,9 +98,7 @@ pub struct Web {
 
 impl Default for Web {
     fn default() -> Self {
-        Self {
-            listen: default_listen(),
-        }
+        Self { listen: default_listen() }
     }
 }
 

@@ -38,9 +38,7 @@ impl Environment for ProcessEnvironment {
             .read_to_string(&mut text)
             .map_err(|error| format!("cannot be read: {error}"))?;
         let within = u64::try_from(text.len()).is_ok_and(|len| len <= REFERENCED_FILE_BYTES_MAX);
-        within
-            .then_some(text)
-            .ok_or_else(|| "is larger than 64 KiB".to_owned())
+        within.then_some(text).ok_or_else(|| "is larger than 64 KiB".to_owned())
     }
 }
 
@@ -58,9 +56,7 @@ pub enum SecretError {
 /// Fetches a secret from where it is kept. The caller keeps it out of logs and answers.
 pub fn resolve_secret(secret: &Secret, env: &dyn Environment) -> Result<String, SecretError> {
     match secret {
-        Secret::Env(name) => env
-            .var(name)
-            .ok_or_else(|| SecretError::Unset(name.clone())),
+        Secret::Env(name) => env.var(name).ok_or_else(|| SecretError::Unset(name.clone())),
         Secret::File(path) => env
             .read(path)
             .map(without_line_end)
@@ -82,10 +78,7 @@ fn without_line_end(mut text: String) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unresolved {
     /// The variable is not set; the message is the user's own, where there is one.
-    Unset {
-        name: String,
-        message: Option<String>,
-    },
+    Unset { name: String, message: Option<String> },
     /// The file cannot be read.
     Unreadable { path: String, why: String },
     /// The reference is not well formed.
@@ -110,9 +103,7 @@ pub(crate) fn interpolate(text: &str, env: &dyn Environment) -> Result<Option<St
         }
         out.push_str(before);
         let Some(end) = after.find('}') else {
-            return Err(Unresolved::Malformed(format!(
-                "`${{{after}` has no closing `}}`"
-            )));
+            return Err(Unresolved::Malformed(format!("`${{{after}` has no closing `}}`")));
         };
         out.push_str(&lookup(&after[..end], env)?);
         rest = &after[end + 1..];
@@ -126,24 +117,16 @@ fn lookup(reference: &str, env: &dyn Environment) -> Result<String, Unresolved> 
         return env
             .read(path)
             .map(without_line_end)
-            .map_err(|why| Unresolved::Unreadable {
-                path: path.to_owned(),
-                why,
-            });
+            .map_err(|why| Unresolved::Unreadable { path: path.to_owned(), why });
     }
     let end = reference.find(':').unwrap_or(reference.len());
     let (name, rest) = reference.split_at(end);
     let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
     if name.is_empty() || name.as_bytes()[0].is_ascii_digit() || !name.bytes().all(word) {
-        return Err(Unresolved::Malformed(format!(
-            "`${{{reference}}}` names no variable"
-        )));
+        return Err(Unresolved::Malformed(format!("`${{{reference}}}` names no variable")));
     }
     let value = env.var(name);
-    let unset = |message: Option<String>| Unresolved::Unset {
-        name: name.to_owned(),
-        message,
-    };
+    let unset = |message: Option<String>| Unresolved::Unset { name: name.to_owned(), message };
     // As in a shell, the forms with a colon also take an empty variable for an unset one.
     let filled = value.clone().filter(|v| !v.is_empty());
     if rest.is_empty() {
@@ -153,9 +136,7 @@ fn lookup(reference: &str, env: &dyn Environment) -> Result<String, Unresolved> 
     } else if let Some(message) = rest.strip_prefix(":?") {
         filled.ok_or_else(|| unset(Some(message.to_owned()).filter(|m| !m.is_empty())))
     } else {
-        Err(Unresolved::Malformed(format!(
-            "`${{{reference}}}` is no known reference"
-        )))
+        Err(Unresolved::Malformed(format!("`${{{reference}}}` is no known reference")))
     }
 }
 
@@ -193,11 +174,7 @@ mod tests {
             ("$${HOST}", Some("${HOST}")),
             ("${file:/run/key}", Some("secret")),
         ] {
-            assert_eq!(
-                interpolate(text, &Fixed).unwrap().as_deref(),
-                expected,
-                "{text}"
-            );
+            assert_eq!(interpolate(text, &Fixed).unwrap().as_deref(), expected, "{text}");
         }
     }
 
@@ -208,15 +185,9 @@ mod tests {
             message: message.map(str::to_owned),
         };
         assert_eq!(interpolate("${NONE}", &Fixed), Err(unset(None)));
-        assert_eq!(
-            interpolate("${NONE:?say where}", &Fixed),
-            Err(unset(Some("say where")))
-        );
+        assert_eq!(interpolate("${NONE:?say where}", &Fixed), Err(unset(Some("say where"))));
         for text in ["${", "${}", "${A B}", "${1A}", "${HOST:x}", "${HOST"] {
-            assert!(
-                matches!(interpolate(text, &Fixed), Err(Unresolved::Malformed(_))),
-                "{text}"
-            );
+            assert!(matches!(interpolate(text, &Fixed), Err(Unresolved::Malformed(_))), "{text}");
         }
         let unreadable = interpolate("${file:/none}", &Fixed).unwrap_err();
         assert!(matches!(unreadable, Unresolved::Unreadable { path, .. } if path == "/none"));
@@ -227,9 +198,6 @@ mod tests {
         let file = Secret::File("/run/key".to_owned());
         assert_eq!(resolve_secret(&file, &Fixed).unwrap(), "secret");
         let unset = resolve_secret(&Secret::Env("NONE".to_owned()), &Fixed).unwrap_err();
-        assert_eq!(
-            unset.to_string(),
-            "the secret's environment variable NONE is not set"
-        );
+        assert_eq!(unset.to_string(), "the secret's environment variable NONE is not set");
     }
 }

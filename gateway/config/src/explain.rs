@@ -33,7 +33,7 @@ pub fn explain(loaded: &Loaded) -> String {
     }
     if !loaded.document.streams.is_empty() {
         lines.extend([String::new(), "# Streams".to_owned()]);
-        lines.extend(loaded.document.streams.iter().map(stream));
+        lines.extend(loaded.document.streams.iter().map(|s| stream(s, &loaded.document)));
     }
     lines.push(String::new());
     lines.join("\n")
@@ -46,10 +46,7 @@ fn effective(loaded: &Loaded) -> Vec<String> {
         &loaded.document,
         serde_yaml::value::Serializer,
     );
-    let mut writer = Writer {
-        spans: &loaded.spans,
-        lines: Vec::new(),
-    };
+    let mut writer = Writer { spans: &loaded.spans, lines: Vec::new() };
     if let Ok(Value::Mapping(map)) = &value {
         writer.map(map, &Path::default(), 0);
     }
@@ -70,12 +67,7 @@ impl Writer<'_> {
                 continue;
             }
             let path = path.then(key.as_str());
-            self.value(
-                &format!("{}{}:", " ".repeat(indent), scalar(key)),
-                value,
-                &path,
-                indent,
-            );
+            self.value(&format!("{}{}:", " ".repeat(indent), scalar(key)), value, &path, indent);
         }
     }
 
@@ -137,10 +129,7 @@ impl Writer<'_> {
         let mark = if body.len() < text.len() { "|" } else { "|-" };
         self.leaf(&format!("{head} {mark}"), path);
         let indent = " ".repeat(indent);
-        self.lines.extend(
-            body.lines()
-                .map(|line| format!("{indent}{line}").trim_end().to_owned()),
-        );
+        self.lines.extend(body.lines().map(|line| format!("{indent}{line}").trim_end().to_owned()));
     }
 
     /// A line with the origin of its value.
@@ -150,8 +139,7 @@ impl Writer<'_> {
             None if self.spans.root.is_none() => return self.lines.push(text.to_owned()),
             None => "default".to_owned(),
         };
-        self.lines
-            .push(format!("{text:ORIGIN_COLUMN$}  # {origin}"));
+        self.lines.push(format!("{text:ORIGIN_COLUMN$}  # {origin}"));
     }
 
     /// The reference that a value came from, as it was written.
@@ -200,16 +188,8 @@ fn link(load: &LinkLoad<'_>, loaded: &Loaded, lines: &mut Vec<String>) {
         ));
         let points = loaded.document.devices[device.index].driver.columns();
         for block in &device.blocks {
-            let names: Vec<_> = block
-                .points
-                .iter()
-                .map(|p| points[*p].name.as_str())
-                .collect();
-            lines.push(format!(
-                "#       {}: {}",
-                request_line(block),
-                shortened(&names)
-            ));
+            let names: Vec<_> = block.points.iter().map(|p| points[*p].name.as_str()).collect();
+            lines.push(format!("#       {}: {}", request_line(block), shortened(&names)));
         }
     }
 }
@@ -232,7 +212,7 @@ fn shortened(names: &[&str]) -> String {
     text
 }
 
-fn stream(stream: &StreamSection) -> String {
+fn stream(stream: &StreamSection, document: &crate::Document) -> String {
     let time = match stream.event_time {
         EventTime::Source => "the rows' own time",
         EventTime::Arrival => "the time of arrival",
@@ -246,8 +226,10 @@ fn stream(stream: &StreamSection) -> String {
                 offset => format!(" offset by {offset}"),
             };
             format!(
-                "tumbling windows of {}{offset} by {time}, {} late, idle after {}",
-                tumbling.size, stream.allowed_lateness, stream.idle_after
+                "tumbling windows of {}{offset} by {time}, {} late, idle after {:?}",
+                tumbling.size,
+                stream.allowed_lateness,
+                stream.effective_idle_after(document)
             )
         }
     };

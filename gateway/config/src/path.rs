@@ -41,12 +41,10 @@ impl Path {
     pub fn join(&self, steps: &str) -> Self {
         let mut path = self.clone();
         for part in steps.split(['.', '[']).filter(|part| !part.is_empty()) {
-            path.0.push(
-                match part.strip_suffix(']').and_then(|index| index.parse().ok()) {
-                    Some(index) => Step::Index(index),
-                    None => Step::Key(part.to_owned()),
-                },
-            );
+            path.0.push(match part.strip_suffix(']').and_then(|index| index.parse().ok()) {
+                Some(index) => Step::Index(index),
+                None => Step::Key(part.to_owned()),
+            });
         }
         path
     }
@@ -71,10 +69,7 @@ mod tests {
 
     #[test]
     fn paths_are_shown_and_joined() {
-        let path = Path::default()
-            .then("devices")
-            .then(2)
-            .join("driver.modbus.points[3].bit");
+        let path = Path::default().then("devices").then(2).join("driver.modbus.points[3].bit");
         assert_eq!(path.to_string(), "devices[2].driver.modbus.points[3].bit");
         assert_eq!(path.0[5], Step::Index(3));
     }

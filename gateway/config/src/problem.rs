@@ -65,10 +65,7 @@ impl Problems {
 
     /// Adds all of `other`'s problems.
     pub(crate) fn extend(&mut self, other: Self) {
-        other
-            .list
-            .into_iter()
-            .for_each(|problem| self.push(problem));
+        other.list.into_iter().for_each(|problem| self.push(problem));
     }
 
     /// True where no more is collected.

@@ -40,11 +40,7 @@ pub struct Loaded {
 impl From<Document> for Loaded {
     /// A document that did not come from text: its problems have paths, but no positions.
     fn from(document: Document) -> Self {
-        Self {
-            document,
-            spans: Spans::default(),
-            damaged: Names::new(),
-        }
+        Self { document, spans: Spans::default(), damaged: Names::new() }
     }
 }
 
@@ -70,11 +66,7 @@ pub fn read_sources(path: &FilePath) -> Result<Vec<SourceFile>, Problems> {
             Err(problem) => problems.push(*problem),
         }
     }
-    if problems.is_empty() {
-        Ok(sources)
-    } else {
-        Err(problems)
-    }
+    if problems.is_empty() { Ok(sources) } else { Err(problems) }
 }
 
 fn files(path: &FilePath) -> Result<Vec<std::path::PathBuf>, Box<Problem>> {
@@ -86,9 +78,7 @@ fn files(path: &FilePath) -> Result<Vec<std::path::PathBuf>, Box<Problem>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(path).map_err(cannot)? {
         let file = entry.map_err(cannot)?.path();
-        let hidden = file
-            .file_name()
-            .is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+        let hidden = file.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
         let yaml = file.extension().is_some_and(|e| e == "yaml" || e == "yml");
         if yaml && !hidden && file.is_file() {
             files.push(file);
@@ -96,9 +86,7 @@ fn files(path: &FilePath) -> Result<Vec<std::path::PathBuf>, Box<Problem>> {
     }
     files.sort();
     if files.is_empty() {
-        return Err(refuse(
-            "holds no file that ends in .yaml or .yml".to_owned(),
-        ));
+        return Err(refuse("holds no file that ends in .yaml or .yml".to_owned()));
     }
     Ok(files)
 }
@@ -107,42 +95,22 @@ fn read_file(path: &FilePath, bytes_max: usize) -> Result<SourceFile, Box<Proble
     use std::io::Read;
     let refuse = |what: String| file_problem(Code::Unreadable, path, what);
     let cannot = |error: std::io::Error| refuse(format!("cannot be read: {error}"));
-    let bytes_over = u64::try_from(bytes_max)
-        .unwrap_or(u64::MAX)
-        .saturating_add(1);
+    let bytes_over = u64::try_from(bytes_max).unwrap_or(u64::MAX).saturating_add(1);
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(cannot)?;
-    file.take(bytes_over)
-        .read_to_end(&mut bytes)
-        .map_err(cannot)?;
+    file.take(bytes_over).read_to_end(&mut bytes).map_err(cannot)?;
     if bytes.len() > bytes_max {
         let what = format!("more than {BYTES_MAX} bytes of configuration");
         return Err(file_problem(Code::TooLarge, path, what));
     }
-    let text = String::from_utf8(bytes).map_err(|e| {
-        refuse(format!(
-            "is not UTF-8 at byte {}",
-            e.utf8_error().valid_up_to()
-        ))
-    })?;
-    Ok(SourceFile {
-        name: path.display().to_string(),
-        text,
-    })
+    let text = String::from_utf8(bytes)
+        .map_err(|e| refuse(format!("is not UTF-8 at byte {}", e.utf8_error().valid_up_to())))?;
+    Ok(SourceFile { name: path.display().to_string(), text })
 }
 
 fn file_problem(code: Code, path: &FilePath, message: String) -> Box<Problem> {
-    let source = SourceFile {
-        name: path.display().to_string(),
-        text: String::new(),
-    };
-    Box::new(problem_in(
-        &[source],
-        At::default(),
-        code,
-        &Path::default(),
-        message,
-    ))
+    let source = SourceFile { name: path.display().to_string(), text: String::new() };
+    Box::new(problem_in(&[source], At::default(), code, &Path::default(), message))
 }
 
 /// Reads a document, without checking what it means.
@@ -191,13 +159,7 @@ pub fn load_other<T: DeserializeOwned + JsonSchema>(
     let (root, mut damaged) = tree(sources, env, &mut problems);
     let value = root.and_then(|mut root| {
         let value = repair::read::<T>(&mut root, sources, &mut problems, &mut damaged)?;
-        Some((
-            value,
-            Spans {
-                root: Some(root),
-                sources: sources.to_vec(),
-            },
-        ))
+        Some((value, Spans { root: Some(root), sources: sources.to_vec() }))
     });
     match value {
         Some(value) if !problems.has_errors() => Ok(value),
@@ -216,18 +178,8 @@ fn gather(sources: &[SourceFile], env: &dyn Environment) -> (Option<Loaded>, Pro
     if document.is_none() && !problems.is_full() && stand_in(&mut root) {
         document = repair::read::<Document>(&mut root, sources, &mut problems, &mut damaged);
     }
-    let spans = Spans {
-        root: Some(root),
-        sources: sources.to_vec(),
-    };
-    (
-        document.map(|document| Loaded {
-            document,
-            spans,
-            damaged,
-        }),
-        problems,
-    )
+    let spans = Spans { root: Some(root), sources: sources.to_vec() };
+    (document.map(|document| Loaded { document, spans, damaged }), problems)
 }
 
 /// Fills in for the fields that a document cannot do without, so that the rest can be checked:
@@ -238,31 +190,17 @@ fn stand_in(root: &mut Node) -> bool {
         return false;
     };
     let scalar = |text: &str| {
-        let scalar = Scalar {
-            text: text.to_owned(),
-            style: Style::Plain,
-            written: None,
-        };
-        Node {
-            at,
-            value: Value::Scalar(scalar),
-        }
+        let scalar = Scalar { text: text.to_owned(), style: Style::Plain, written: None };
+        Node { at, value: Value::Scalar(scalar) }
     };
-    let entry = |key: &str, node: Node| Entry {
-        key: key.to_owned(),
-        at,
-        node,
-    };
+    let entry = |key: &str, node: Node| Entry { key: key.to_owned(), at, node };
     let before = map.entries.len();
     if map.get("version").is_none() {
         map.entries.push(entry("version", scalar("1")));
     }
     if map.get("gateway").is_none() {
         let entries = vec![entry("name", scalar("unnamed"))];
-        let value = Value::Map(Map {
-            entries,
-            dropped: Vec::new(),
-        });
+        let value = Value::Map(Map { entries, dropped: Vec::new() });
         map.entries.push(entry("gateway", Node { at, value }));
     }
     map.entries.len() > before
@@ -280,13 +218,7 @@ fn tree(
         .enumerate()
         .map(|(file, source)| yaml::parse(&source.text, file, &mut unread))
         .collect();
-    for Unread {
-        code,
-        at,
-        message,
-        hint,
-    } in unread
-    {
+    for Unread { code, at, message, hint } in unread {
         let problem = problem_in(sources, at, code, &Path::default(), message);
         problems.push(Problem { hint, ..problem });
     }
@@ -298,16 +230,11 @@ fn tree(
         return (None, damaged);
     };
     let mut refused = Vec::new();
-    replace_references(
-        &mut root,
-        &mut Path::default(),
-        env,
-        &mut |at, path, unresolved| {
-            let problem = reference_problem(at, path, &unresolved, sources);
-            problems.push(problem);
-            refused.push(path.clone());
-        },
-    );
+    replace_references(&mut root, &mut Path::default(), env, &mut |at, path, unresolved| {
+        let problem = reference_problem(at, path, &unresolved, sources);
+        problems.push(problem);
+        refused.push(path.clone());
+    });
     for path in refused {
         take_out(&mut root, &path, &mut damaged);
     }
@@ -323,13 +250,7 @@ fn merge(roots: Vec<Node>, sources: &[SourceFile], problems: &mut Problems) -> O
             // A file that is no mapping is shown as that, alone.
             let message = "expected a mapping of sections, such as `devices:`";
             let path = Path::default();
-            problems.push(problem_in(
-                sources,
-                root.at,
-                Code::WrongKind,
-                &path,
-                message,
-            ));
+            problems.push(problem_in(sources, root.at, Code::WrongKind, &path, message));
             continue;
         };
         for entry in from.entries {
@@ -347,10 +268,7 @@ fn merge(roots: Vec<Node>, sources: &[SourceFile], problems: &mut Problems) -> O
                     let file = sources.get(here.at.file).map_or("", |s| s.name.as_str());
                     let hint = format!("it stands in {file} on line {} already", here.at.line);
                     let problem = problem_in(sources, entry.at, Code::SectionTwice, &path, message);
-                    problems.push(Problem {
-                        hint: Some(hint),
-                        ..problem
-                    });
+                    problems.push(Problem { hint: Some(hint), ..problem });
                 }
             }
         }
@@ -396,27 +314,17 @@ fn reference_problem(
     sources: &[SourceFile],
 ) -> Problem {
     let (code, message, hint) = match unresolved {
-        Unresolved::Unset {
-            name,
-            message: Some(message),
-        } => (
-            Code::VariableUnset,
-            format!("{name} is not set: {message}"),
-            None,
-        ),
-        Unresolved::Unset {
-            name,
-            message: None,
-        } => (
+        Unresolved::Unset { name, message: Some(message) } => {
+            (Code::VariableUnset, format!("{name} is not set: {message}"), None)
+        }
+        Unresolved::Unset { name, message: None } => (
             Code::VariableUnset,
             format!("the environment variable {name} is not set"),
             Some(format!("set it, or give a default: ${{{name}:-default}}")),
         ),
-        Unresolved::Unreadable { path, why } => (
-            Code::ReferenceUnreadable,
-            format!("the file {path} {why}"),
-            None,
-        ),
+        Unresolved::Unreadable { path, why } => {
+            (Code::ReferenceUnreadable, format!("the file {path} {why}"), None)
+        }
         Unresolved::Malformed(message) => (
             Code::BadReference,
             message.clone(),
@@ -427,8 +335,5 @@ fn reference_problem(
             ),
         ),
     };
-    Problem {
-        hint,
-        ..problem_in(sources, at, code, path, message)
-    }
+    Problem { hint, ..problem_in(sources, at, code, path, message) }
 }

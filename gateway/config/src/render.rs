@@ -42,23 +42,14 @@ impl Problems {
                 place = format!("{place}line={line},col={column},");
             }
             let code = problem.code;
-            push(
-                &mut out,
-                format_args!("::{level} {place}title={code}::{}\n", message(&text)),
-            );
+            push(&mut out, format_args!("::{level} {place}title={code}::{}\n", message(&text)));
         }
         out
     }
 }
 
 fn human(problem: &Problem, out: &mut String) {
-    let Problem {
-        code,
-        message,
-        line,
-        column,
-        ..
-    } = problem;
+    let Problem { code, message, line, column, .. } = problem;
     let place = match (problem.file.as_str(), line) {
         ("", _) if problem.path.is_empty() => String::new(),
         // A document that did not come from text has paths only.
@@ -66,10 +57,7 @@ fn human(problem: &Problem, out: &mut String) {
         (file, 0) => format!("{file}: "),
         (file, _) => format!("{file}:{line}:{column}: "),
     };
-    push(
-        out,
-        format_args!("{place}{} {code}: {message}\n", word(problem.severity)),
-    );
+    push(out, format_args!("{place}{} {code}: {message}\n", word(problem.severity)));
     if let Some(source) = &problem.source_line {
         let gutter = line.to_string();
         let blank = " ".repeat(gutter.len());
@@ -81,10 +69,7 @@ fn human(problem: &Problem, out: &mut String) {
             // A tab stays a tab, so that the caret stands below its character.
             .map(|c| if c == '\t' { '\t' } else { ' ' })
             .collect();
-        push(
-            out,
-            format_args!(" {gutter} | {}\n {blank} | {caret}^\n", shown.trim_end()),
-        );
+        push(out, format_args!(" {gutter} | {}\n {blank} | {caret}^\n", shown.trim_end()));
     }
     if let Some(hint) = &problem.hint {
         push(out, format_args!("   = hint: {hint}\n"));
@@ -92,8 +77,7 @@ fn human(problem: &Problem, out: &mut String) {
 }
 
 fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.write_fmt(text)
-        .unwrap_or_else(|_| unreachable!("a String takes any text"));
+    out.write_fmt(text).unwrap_or_else(|_| unreachable!("a String takes any text"));
 }
 
 fn word(severity: Severity) -> &'static str {
@@ -105,9 +89,7 @@ fn word(severity: Severity) -> &'static str {
 
 /// Escapes the text of a workflow command.
 fn message(text: &str) -> String {
-    text.replace('%', "%25")
-        .replace('\r', "%0D")
-        .replace('\n', "%0A")
+    text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
 }
 
 /// Escapes a property of a workflow command, where commas and colons divide.
@@ -158,16 +140,8 @@ mod tests {
         (problem.file, problem.line, problem.source_line) = (String::new(), 0, None);
         let mut problems = Problems::new();
         problems.push(problem);
-        assert!(
-            problems
-                .human()
-                .starts_with("gateway.nmae: error E0201: no field")
-        );
-        assert!(
-            problems
-                .github()
-                .starts_with("::error title=E0201::no field")
-        );
+        assert!(problems.human().starts_with("gateway.nmae: error E0201: no field"));
+        assert!(problems.github().starts_with("::error title=E0201::no field"));
     }
 
     #[test]

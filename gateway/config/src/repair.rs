@@ -44,16 +44,8 @@ pub(crate) fn read<T: DeserializeOwned + JsonSchema>(
             Err(refusal) => refusal,
         };
         let path = refusal.path();
-        let refused = Refused {
-            root,
-            path: &path,
-            sources,
-            shape: &shape,
-        };
-        refused
-            .describe(&refusal.kind)
-            .into_iter()
-            .for_each(|problem| problems.push(problem));
+        let refused = Refused { root, path: &path, sources, shape: &shape };
+        refused.describe(&refusal.kind).into_iter().for_each(|problem| problems.push(problem));
         work_left = work_left.saturating_sub(size);
         let taken = match refusal.kind {
             Kind::Unknown { field, known } => take_out_key(root, &path, &field, known, damaged),
@@ -137,36 +129,27 @@ fn note_damage(root: &mut Node, path: &Path, damaged: &mut Names) {
     };
     let name = word("name");
     if section == "devices" {
-        damaged
-            .entry("tables")
-            .or_default()
-            .extend(word("table").or_else(|| name.clone()));
+        damaged.entry("tables").or_default().extend(word("table").or_else(|| name.clone()));
     }
     damaged.entry(section).or_default().extend(name);
 }
 
 fn node<'a>(root: &'a Node, steps: &[Step]) -> Option<&'a Node> {
-    steps
-        .iter()
-        .try_fold(root, |node, step| match (&node.value, step) {
-            (Value::Map(map), Step::Key(key)) => map.get(key).map(|e| &e.node),
-            (Value::List(items), Step::Index(index)) => items.get(*index),
-            _ => None,
-        })
+    steps.iter().try_fold(root, |node, step| match (&node.value, step) {
+        (Value::Map(map), Step::Key(key)) => map.get(key).map(|e| &e.node),
+        (Value::List(items), Step::Index(index)) => items.get(*index),
+        _ => None,
+    })
 }
 
 fn node_mut<'a>(root: &'a mut Node, steps: &[Step]) -> Option<&'a mut Node> {
-    steps
-        .iter()
-        .try_fold(root, |node, step| match (&mut node.value, step) {
-            (Value::Map(map), Step::Key(key)) => map
-                .entries
-                .iter_mut()
-                .find(|e| e.key == *key)
-                .map(|e| &mut e.node),
-            (Value::List(items), Step::Index(index)) => items.get_mut(*index),
-            _ => None,
-        })
+    steps.iter().try_fold(root, |node, step| match (&mut node.value, step) {
+        (Value::Map(map), Step::Key(key)) => {
+            map.entries.iter_mut().find(|e| e.key == *key).map(|e| &mut e.node)
+        }
+        (Value::List(items), Step::Index(index)) => items.get_mut(*index),
+        _ => None,
+    })
 }
 
 /// A node that was refused, and all that is needed to say so.
@@ -189,18 +172,10 @@ impl Refused<'_> {
             Kind::Known => Vec::new(),
             Kind::Missing(field) => self.missing(node, field),
             Kind::Unknown { field, known } => {
-                let at = map_of(node)
-                    .and_then(|m| m.get(field))
-                    .map_or(node.at, |e| e.at);
+                let at = map_of(node).and_then(|m| m.get(field)).map_or(node.at, |e| e.at);
                 let message = format!("there is no field `{field}` here");
                 let path = self.path.then(field.as_str());
-                vec![self.problem(
-                    at,
-                    Code::UnknownField,
-                    &path,
-                    message,
-                    suggest(field, known),
-                )]
+                vec![self.problem(at, Code::UnknownField, &path, message, suggest(field, known))]
             }
             Kind::Mismatch { found, expected } => {
                 let message = match found.as_str() {
@@ -209,16 +184,12 @@ impl Refused<'_> {
                 };
                 one(Code::WrongKind, message, respell(node, expected))
             }
-            Kind::Range { found, expected } => one(
-                Code::BadValue,
-                format!("expected {expected}, found {found}"),
-                None,
-            ),
+            Kind::Range { found, expected } => {
+                one(Code::BadValue, format!("expected {expected}, found {found}"), None)
+            }
             Kind::Choice { found, known } => {
                 let word = found.trim_matches('`');
-                let at = map_of(node)
-                    .and_then(|m| m.entries.first())
-                    .map_or(node.at, |e| e.at);
+                let at = map_of(node).and_then(|m| m.entries.first()).map_or(node.at, |e| e.at);
                 let message = match found.as_str() {
                     "empty" => format!("{} is empty", self.last()),
                     _ => format!("{found} is no choice for {}", self.last()),
@@ -226,11 +197,9 @@ impl Refused<'_> {
                 let hint = suggest(word, known);
                 vec![self.problem(at, Code::UnknownChoice, self.path, message, hint)]
             }
-            Kind::Form { message, hint } => one(
-                Code::BadChoice,
-                format!("{}: {message}", self.last()),
-                Some(hint.clone()),
-            ),
+            Kind::Form { message, hint } => {
+                one(Code::BadChoice, format!("{}: {message}", self.last()), Some(hint.clone()))
+            }
             Kind::Value(message) => one(Code::BadValue, message.clone(), None),
         }
     }
@@ -256,10 +225,7 @@ impl Refused<'_> {
         fields.retain(|field| map.get(field).is_none() && !map.dropped.contains(field));
         let describe = |field: String| {
             let path = self.path.then(field.as_str());
-            let hint = self
-                .shape
-                .description(&path)
-                .map(|text| format!("`{field}`: {text}"));
+            let hint = self.shape.description(&path).map(|text| format!("`{field}`: {text}"));
             let message = format!("`{field}` is missing");
             self.problem(node.at, Code::MissingField, &path, message, hint)
         };
@@ -279,10 +245,7 @@ impl Refused<'_> {
             Some(Value::Scalar(scalar)) => masked(scalar, message),
             _ => message,
         };
-        Problem {
-            hint,
-            ..problem_in(self.sources, at, code, path, message)
-        }
+        Problem { hint, ..problem_in(self.sources, at, code, path, message) }
     }
 }
 
@@ -308,17 +271,14 @@ fn respell(node: &Node, expected: &str) -> Option<String> {
         return None;
     };
     let text = scalar.written.as_deref().unwrap_or(&scalar.text);
-    let unquoted = Scalar {
-        style: Style::Plain,
-        ..scalar.clone()
-    };
+    let unquoted = Scalar { style: Style::Plain, ..scalar.clone() };
     match (scalar.meaning(), unquoted.meaning()) {
-        (Meaning::Unsigned(_), _) if expected.contains("duration") => Some(format!(
-            "write it with its unit, such as `{text}s` or `{text}ms`"
-        )),
-        (Meaning::Unsigned(_), _) if expected.contains("size") => Some(format!(
-            "write it with its unit, such as `{text}B` or `{text}MiB`"
-        )),
+        (Meaning::Unsigned(_), _) if expected.contains("duration") => {
+            Some(format!("write it with its unit, such as `{text}s` or `{text}ms`"))
+        }
+        (Meaning::Unsigned(_), _) if expected.contains("size") => {
+            Some(format!("write it with its unit, such as `{text}B` or `{text}MiB`"))
+        }
         (Meaning::Bool(_) | Meaning::Signed(_) | Meaning::Unsigned(_) | Meaning::Float(_), _)
             if expected.contains("text") || expected.contains("name") =>
         {
@@ -326,11 +286,8 @@ fn respell(node: &Node, expected: &str) -> Option<String> {
         }
         (Meaning::Text(word), _) if expected.contains("true") => {
             let word = word.to_ascii_lowercase();
-            matches!(
-                word.as_str(),
-                "yes" | "no" | "on" | "off" | "true" | "false"
-            )
-            .then(|| "write `true` or `false`, without quotes".to_owned())
+            matches!(word.as_str(), "yes" | "no" | "on" | "off" | "true" | "false")
+                .then(|| "write `true` or `false`, without quotes".to_owned())
         }
         (Meaning::Text(_), Meaning::Unsigned(_) | Meaning::Signed(_) | Meaning::Float(_))
             if expected.contains("number") =>

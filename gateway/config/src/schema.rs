@@ -38,28 +38,15 @@ pub(crate) struct Shape(Value);
 impl Shape {
     pub(crate) fn of<T: JsonSchema>() -> Self {
         let settings = SchemaSettings::draft2020_12();
-        Self(
-            settings
-                .into_generator()
-                .into_root_schema_for::<T>()
-                .to_value(),
-        )
+        Self(settings.into_generator().into_root_schema_for::<T>().to_value())
     }
 
     /// The fields without a default of the mapping at `path`.
     pub(crate) fn required(&self, path: &Path) -> Vec<String> {
-        let words = self
-            .at(path)
-            .and_then(|schema| self.word(schema, "required"));
+        let words = self.at(path).and_then(|schema| self.word(schema, "required"));
         words
             .and_then(Value::as_array)
-            .map(|fields| {
-                fields
-                    .iter()
-                    .filter_map(Value::as_str)
-                    .map(str::to_owned)
-                    .collect()
-            })
+            .map(|fields| fields.iter().filter_map(Value::as_str).map(str::to_owned).collect())
             .unwrap_or_default()
     }
 
@@ -67,16 +54,11 @@ impl Shape {
     pub(crate) fn description(&self, path: &Path) -> Option<&str> {
         // A field's own sentence stands beside the reference to its type.
         let schema = self.at(path)?;
-        schema
-            .get("description")
-            .or_else(|| self.word(schema, "description"))?
-            .as_str()
+        schema.get("description").or_else(|| self.word(schema, "description"))?.as_str()
     }
 
     fn at(&self, path: &Path) -> Option<&Value> {
-        path.0
-            .iter()
-            .try_fold(&self.0, |schema, step| self.step(schema, step))
+        path.0.iter().try_fold(&self.0, |schema, step| self.step(schema, step))
     }
 
     fn step<'a>(&'a self, schema: &'a Value, step: &Step) -> Option<&'a Value> {
@@ -92,9 +74,7 @@ impl Shape {
 
     /// A keyword of a schema or of what it is made of.
     fn word<'a>(&'a self, schema: &'a Value, keyword: &str) -> Option<&'a Value> {
-        schema
-            .get(keyword)
-            .or_else(|| self.parts(schema).find_map(|part| self.word(part, keyword)))
+        schema.get(keyword).or_else(|| self.parts(schema).find_map(|part| self.word(part, keyword)))
     }
 
     /// What a schema refers to and consists of.
@@ -121,19 +101,10 @@ mod tests {
         assert_eq!(shape.required(&Path::default()), ["version", "gateway"]);
         let modbus = Path::default().join("devices[0].driver.modbus");
         assert_eq!(shape.required(&modbus), ["link", "points"]);
-        assert_eq!(
-            shape.required(&modbus.join("points[2]")),
-            ["name", "register", "address"]
-        );
+        assert_eq!(shape.required(&modbus.join("points[2]")), ["name", "register", "address"]);
         let description = shape.description(&modbus.then("link"));
-        assert!(
-            description.is_some_and(|d| d.starts_with("The link")),
-            "{description:?}"
-        );
+        assert!(description.is_some_and(|d| d.starts_with("The link")), "{description:?}");
         let size = shape.description(&Path::default().join("streams[0].window.tumbling.size"));
-        assert!(
-            size.is_some_and(|d| d.starts_with("Length of each window")),
-            "{size:?}"
-        );
+        assert!(size.is_some_and(|d| d.starts_with("Length of each window")), "{size:?}");
     }
 }

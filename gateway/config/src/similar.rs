@@ -27,24 +27,12 @@ pub(crate) fn suggest(word: &str, known: &[&str]) -> Option<String> {
 
 /// Words in backticks with commas between them.
 pub(crate) fn list(words: &[&str]) -> String {
-    words
-        .iter()
-        .map(|w| format!("`{w}`"))
-        .collect::<Vec<_>>()
-        .join(", ")
+    words.iter().map(|w| format!("`{w}`")).collect::<Vec<_>>().join(", ")
 }
 
 /// Case and the kind of dash do not matter.
 fn fold(word: &str) -> Vec<char> {
-    word.chars()
-        .map(|c| {
-            if c == '-' {
-                '_'
-            } else {
-                c.to_ascii_lowercase()
-            }
-        })
-        .collect()
+    word.chars().map(|c| if c == '-' { '_' } else { c.to_ascii_lowercase() }).collect()
 }
 
 /// Edits from one word to the other: insertions, deletions, replacements, and swaps of two
@@ -55,9 +43,7 @@ fn edits(a: &[char], b: &[char]) -> usize {
     for (i, x) in a.iter().enumerate() {
         let mut row = vec![i + 1];
         for (j, y) in b.iter().enumerate() {
-            let mut best = (last[j] + usize::from(x != y))
-                .min(last[j + 1] + 1)
-                .min(row[j] + 1);
+            let mut best = (last[j] + usize::from(x != y)).min(last[j + 1] + 1).min(row[j] + 1);
             if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
                 best = best.min(before[j - 1] + 1);
             }

@@ -22,9 +22,7 @@ pub struct Spans {
 impl fmt::Debug for Spans {
     /// Names only: the texts may hold what came from a referenced file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list()
-            .entries(self.sources.iter().map(|s| &s.name))
-            .finish()
+        f.debug_list().entries(self.sources.iter().map(|s| &s.name)).finish()
     }
 }
 
@@ -42,20 +40,14 @@ pub struct Position {
 impl Spans {
     /// The node at a path, where the document says something there.
     pub(crate) fn node(&self, path: &Path) -> Option<&Node> {
-        path.0
-            .iter()
-            .try_fold(self.root.as_ref()?, |node, step| Some(child(node, step)?.0))
+        path.0.iter().try_fold(self.root.as_ref()?, |node, step| Some(child(node, step)?.0))
     }
 
     /// Where the value at `path` was written; `None` for a default.
     pub fn position(&self, path: &Path) -> Option<Position> {
         let at = self.node(path)?.at;
         let file = self.sources.get(at.file)?.name.clone();
-        Some(Position {
-            file,
-            line: at.line,
-            column: at.column,
-        })
+        Some(Position { file, line: at.line, column: at.column })
     }
 
     /// The scalar at a path.
@@ -122,12 +114,7 @@ impl Spans {
                 _ => None,
             }
         });
-        self.problem_at(
-            key.unwrap_or_else(|| self.nearest(path)),
-            code,
-            path,
-            message,
-        )
+        self.problem_at(key.unwrap_or_else(|| self.nearest(path)), code, path, message)
     }
 
     /// A problem at a position that is known already.
@@ -153,9 +140,7 @@ impl Spans {
         path: &Path,
         message: impl Into<String>,
     ) -> Problem {
-        let at = self
-            .inside(path, inside)
-            .unwrap_or_else(|| self.nearest(path));
+        let at = self.inside(path, inside).unwrap_or_else(|| self.nearest(path));
         self.problem_at(at, code, path, message)
     }
 
@@ -170,30 +155,16 @@ impl Spans {
         match scalar.style {
             Style::Literal => {
                 let index = usize::try_from(line).ok()?.checked_sub(1)?;
-                let wanted = scalar
-                    .written
-                    .as_ref()
-                    .unwrap_or(&scalar.text)
-                    .lines()
-                    .nth(index)?;
+                let wanted = scalar.written.as_ref().unwrap_or(&scalar.text).lines().nth(index)?;
                 let at_line = node.at.line + line;
-                let written = source
-                    .lines()
-                    .nth(usize::try_from(at_line).ok()?.checked_sub(1)?)?;
+                let written = source.lines().nth(usize::try_from(at_line).ok()?.checked_sub(1)?)?;
                 let indent = written.len().checked_sub(wanted.len())?;
                 let indent = u32::try_from(indent).ok()?;
-                Some(At {
-                    line: at_line,
-                    column: indent + column,
-                    ..node.at
-                })
+                Some(At { line: at_line, column: indent + column, ..node.at })
             }
             Style::Plain | Style::Quoted if line == 1 && !scalar.text.contains('\n') => {
                 let quote = u32::from(scalar.style == Style::Quoted);
-                Some(At {
-                    column: node.at.column + quote + column - 1,
-                    ..node.at
-                })
+                Some(At { column: node.at.column + quote + column - 1, ..node.at })
             }
             _ => None,
         }
@@ -209,9 +180,7 @@ pub(crate) fn problem_in(
     message: impl Into<String>,
 ) -> Problem {
     let source = sources.get(at.file);
-    let line = usize::try_from(at.line)
-        .ok()
-        .and_then(|line| line.checked_sub(1));
+    let line = usize::try_from(at.line).ok().and_then(|line| line.checked_sub(1));
     Problem {
         code,
         severity: code.severity(),
@@ -221,9 +190,7 @@ pub(crate) fn problem_in(
         column: at.column,
         message: message.into(),
         hint: None,
-        source_line: line
-            .and_then(|line| source?.text.lines().nth(line))
-            .map(str::to_owned),
+        source_line: line.and_then(|line| source?.text.lines().nth(line)).map(str::to_owned),
     }
 }
 

@@ -62,11 +62,7 @@ impl Device {
             fields.push(Field::new("received_at", utc(), false));
         }
         let points = self.driver.columns();
-        fields.extend(
-            points
-                .iter()
-                .map(|p| Field::new(&p.name, p.data_type.clone(), true)),
-        );
+        fields.extend(points.iter().map(|p| Field::new(&p.name, p.data_type.clone(), true)));
         if self.point_quality {
             for point in points.iter().filter(|p| !p.metadata) {
                 for suffix in ["quality", "reason"] {

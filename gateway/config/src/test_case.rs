@@ -152,12 +152,7 @@ impl<'de> Deserialize<'de> for TestRow {
                     }
                 }
                 let at = at.ok_or_else(|| de::Error::missing_field("at"))?;
-                Ok(TestRow {
-                    at,
-                    table,
-                    device,
-                    values,
-                })
+                Ok(TestRow { at, table, device, values })
             }
         }
         deserializer.deserialize_map(Row)
@@ -186,10 +181,7 @@ impl JsonSchema for TestRow {
         "TestRow".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let (span, name) = (
-            generator.subschema_for::<Span>(),
-            generator.subschema_for::<Name>(),
-        );
+        let (span, name) = (generator.subschema_for::<Span>(), generator.subschema_for::<Name>());
         let scalar = generator.subschema_for::<Scalar>();
         json_schema!({
             "type": "object",

@@ -34,10 +34,7 @@ pub(crate) struct Refusal {
 #[derive(Debug)]
 pub(crate) enum Kind {
     /// A mapping has a key that its type does not know.
-    Unknown {
-        field: String,
-        known: &'static [&'static str],
-    },
+    Unknown { field: String, known: &'static [&'static str] },
     /// A mapping lacks a key.
     Missing(&'static str),
     /// A value is of another kind than its type takes.
@@ -45,10 +42,7 @@ pub(crate) enum Kind {
     /// A number is outside the type's range.
     Range { found: String, expected: String },
     /// No such choice.
-    Choice {
-        found: String,
-        known: &'static [&'static str],
-    },
+    Choice { found: String, known: &'static [&'static str] },
     /// A choice is not a mapping with one key.
     Form { message: String, hint: String },
     /// A type refused the value in its own words.
@@ -59,10 +53,7 @@ pub(crate) enum Kind {
 
 impl Refusal {
     fn new(kind: Kind) -> Self {
-        Self {
-            steps: Vec::new(),
-            kind,
-        }
+        Self { steps: Vec::new(), kind }
     }
 
     fn under(mut self, step: impl Into<Step>) -> Self {
@@ -100,17 +91,11 @@ impl de::Error for Refusal {
     }
 
     fn unknown_variant(variant: &str, known: &'static [&'static str]) -> Self {
-        Self::new(Kind::Choice {
-            found: format!("`{variant}`"),
-            known,
-        })
+        Self::new(Kind::Choice { found: format!("`{variant}`"), known })
     }
 
     fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
-        Self::new(Kind::Unknown {
-            field: field.to_owned(),
-            known,
-        })
+        Self::new(Kind::Unknown { field: field.to_owned(), known })
     }
 
     fn missing_field(field: &'static str) -> Self {
@@ -193,11 +178,7 @@ impl<'de> Deserializer<'de> for FromNode<'_> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
-        if self.0.is_null() {
-            visitor.visit_none()
-        } else {
-            visitor.visit_some(self)
-        }
+        if self.0.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
@@ -228,14 +209,11 @@ impl<'de> Deserializer<'de> for FromNode<'_> {
         visitor: V,
     ) -> Result<V::Value, Refusal> {
         match &self.0.value {
-            Value::Scalar(scalar) if !self.0.is_null() => visitor.visit_enum(Choice {
-                name: &scalar.text,
-                settings: None,
-            }),
-            Value::Map(Map { entries, .. }) if entries.len() == 1 => visitor.visit_enum(Choice {
-                name: &entries[0].key,
-                settings: Some(&entries[0].node),
-            }),
+            Value::Scalar(scalar) if !self.0.is_null() => {
+                visitor.visit_enum(Choice { name: &scalar.text, settings: None })
+            }
+            Value::Map(Map { entries, .. }) if entries.len() == 1 => visitor
+                .visit_enum(Choice { name: &entries[0].key, settings: Some(&entries[0].node) }),
             Value::Map(Map { entries, dropped }) if entries.is_empty() && !dropped.is_empty() => {
                 Err(Refusal::new(Kind::Known))
             }
@@ -247,10 +225,7 @@ impl<'de> Deserializer<'de> for FromNode<'_> {
             }
             _ => {
                 let found = in_words(&self.unexpected());
-                Err(Refusal::new(Kind::Choice {
-                    found,
-                    known: variants,
-                }))
+                Err(Refusal::new(Kind::Choice { found, known: variants }))
             }
         }
     }
@@ -280,9 +255,7 @@ impl<'de> SeqAccess<'de> for Items<'_> {
         };
         let index = self.next;
         self.next += 1;
-        seed.deserialize(FromNode(item))
-            .map(Some)
-            .map_err(|e| e.under(index))
+        seed.deserialize(FromNode(item)).map(Some).map_err(|e| e.under(index))
     }
 }
 
@@ -301,15 +274,13 @@ impl<'de> MapAccess<'de> for Entries<'_> {
         let Some(entry) = self.map.entries.get(self.next) else {
             return Ok(None);
         };
-        seed.deserialize(de::value::StrDeserializer::new(&entry.key))
-            .map(Some)
+        seed.deserialize(de::value::StrDeserializer::new(&entry.key)).map(Some)
     }
 
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Refusal> {
         let entry = &self.map.entries[self.next];
         self.next += 1;
-        seed.deserialize(FromNode(&entry.node))
-            .map_err(|e| e.under(entry.key.as_str()))
+        seed.deserialize(FromNode(&entry.node)).map_err(|e| e.under(entry.key.as_str()))
     }
 }
 
@@ -343,29 +314,20 @@ impl<'de> VariantAccess<'de> for Choice<'_> {
         if self.settings.is_none() {
             return Ok(());
         }
-        Err(Self::form(
-            format!("`{name}` has no settings"),
-            format!("write `{name}` alone"),
-        ))
+        Err(Self::form(format!("`{name}` has no settings"), format!("write `{name}` alone")))
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, Refusal> {
         let name = self.name;
         let Some(settings) = self.settings else {
             let hint = format!("write `{{ {name}: {{}} }}`, with settings between the braces");
-            return Err(Self::form(
-                format!("`{name}` is written with its settings"),
-                hint,
-            ));
+            return Err(Self::form(format!("`{name}` is written with its settings"), hint));
         };
-        seed.deserialize(FromNode(settings))
-            .map_err(|e| e.under(name))
+        seed.deserialize(FromNode(settings)).map_err(|e| e.under(name))
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, _: usize, _: V) -> Result<V::Value, Refusal> {
-        Err(Refusal::custom(
-            "choices with several values are not part of the document",
-        ))
+        Err(Refusal::custom("choices with several values are not part of the document"))
     }
 
     fn struct_variant<V: Visitor<'de>>(
@@ -373,8 +335,6 @@ impl<'de> VariantAccess<'de> for Choice<'_> {
         _: &'static [&'static str],
         _: V,
     ) -> Result<V::Value, Refusal> {
-        Err(Refusal::custom(
-            "choices with fields of their own are not part of the document",
-        ))
+        Err(Refusal::custom("choices with fields of their own are not part of the document"))
     }
 }

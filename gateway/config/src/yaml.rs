@@ -137,13 +137,8 @@ impl Scalar {
 fn number(text: &str) -> Option<Meaning<'static>> {
     for (prefix, radix) in [("0x", 16), ("0o", 8)] {
         if let Some(digits) = text.strip_prefix(prefix) {
-            let digits = digits
-                .chars()
-                .all(|c| c.is_digit(radix))
-                .then_some(digits)?;
-            return u64::from_str_radix(digits, radix)
-                .ok()
-                .map(Meaning::Unsigned);
+            let digits = digits.chars().all(|c| c.is_digit(radix)).then_some(digits)?;
+            return u64::from_str_radix(digits, radix).ok().map(Meaning::Unsigned);
         }
     }
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
@@ -186,27 +181,14 @@ fn parse_within(
     if text.len() > BYTES_MAX {
         unread.push(Unread {
             code: Code::TooLarge,
-            at: At {
-                file,
-                line: 0,
-                column: 0,
-            },
-            message: format!(
-                "{} bytes are more than the {BYTES_MAX} that are read",
-                text.len()
-            ),
+            at: At { file, line: 0, column: 0 },
+            message: format!("{} bytes are more than the {BYTES_MAX} that are read", text.len()),
             hint: None,
         });
         return None;
     }
-    let mut builder = Builder {
-        file,
-        nodes: 0,
-        nodes_max,
-        documents: 0,
-        frames: Vec::new(),
-        root: None,
-    };
+    let mut builder =
+        Builder { file, nodes: 0, nodes_max, documents: 0, frames: Vec::new(), root: None };
     let settings = options! { flow_nesting_limit: DEPTH_MAX, block_nesting_limit: DEPTH_MAX };
     for step in Parser::new_from_str_with_options(text, settings) {
         let refused = match step {
@@ -224,10 +206,7 @@ fn parse_within(
             return None;
         }
     }
-    let empty = Node {
-        at: builder.at(1, 0),
-        value: Value::Map(Map::default()),
-    };
+    let empty = Node { at: builder.at(1, 0), value: Value::Map(Map::default()) };
     Some(builder.root.filter(|root| !root.is_null()).unwrap_or(empty))
 }
 
@@ -235,11 +214,7 @@ fn parse_within(
 fn not_yaml(error: &granit_parser::ScanError, at: At, text: &str) -> Unread {
     use granit_parser::ErrorKind;
     let too_deep = matches!(error.kind(), ErrorKind::RecursionLimitExceeded);
-    let code = if too_deep {
-        Code::TooLarge
-    } else {
-        Code::Syntax
-    };
+    let code = if too_deep { Code::TooLarge } else { Code::Syntax };
     let line_index = usize::try_from(at.line).unwrap_or(0).saturating_sub(1);
     let mut near = text.lines().skip(line_index.saturating_sub(1)).take(2);
     let hint = if near.clone().any(|line| line.contains("${")) {
@@ -249,27 +224,14 @@ fn not_yaml(error: &granit_parser::ScanError, at: At, text: &str) -> Unread {
     } else {
         None
     };
-    Unread {
-        code,
-        at,
-        message: format!("this is not YAML: {}", error.info()),
-        hint,
-    }
+    Unread { code, at, message: format!("this is not YAML: {}", error.info()), hint }
 }
 
 /// A list or a mapping that is not finished. Of a key: its text, where it stands, and whether it is
 /// the first of its name.
 enum Frame {
-    List {
-        at: At,
-        items: Vec<Node>,
-    },
-    Map {
-        at: At,
-        map: Map,
-        lines: HashMap<String, u32>,
-        key: Option<(String, At, bool)>,
-    },
+    List { at: At, items: Vec<Node> },
+    Map { at: At, map: Map, lines: HashMap<String, u32>, key: Option<(String, At, bool)> },
 }
 
 struct Builder {
@@ -284,11 +246,7 @@ struct Builder {
 impl Builder {
     fn at(&self, line: usize, column: usize) -> At {
         let cap = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        At {
-            file: self.file,
-            line: cap(line),
-            column: cap(column).saturating_add(1),
-        }
+        At { file: self.file, line: cap(line), column: cap(column).saturating_add(1) }
     }
 
     fn take(&mut self, event: Event<'_>, at: At, unread: &mut Vec<Unread>) -> Result<(), Unread> {
@@ -301,48 +259,30 @@ impl Builder {
                     ScalarStyle::Literal => Style::Literal,
                     ScalarStyle::Folded => Style::Folded,
                 };
-                let scalar = Scalar {
-                    text: text.into_owned(),
-                    style,
-                    written: None,
-                };
+                let scalar = Scalar { text: text.into_owned(), style, written: None };
                 self.scalar(scalar, at, unread);
                 Ok(())
             }
             Event::SequenceStart(_, anchor, tag) => {
                 self.count(at, anchor, tag.is_some())?;
                 self.no_key(at)?;
-                self.frames.push(Frame::List {
-                    at,
-                    items: Vec::new(),
-                });
+                self.frames.push(Frame::List { at, items: Vec::new() });
                 Ok(())
             }
             Event::MappingStart(_, anchor, tag) => {
                 self.count(at, anchor, tag.is_some())?;
                 self.no_key(at)?;
                 let (map, lines) = (Map::default(), HashMap::new());
-                self.frames.push(Frame::Map {
-                    at,
-                    map,
-                    lines,
-                    key: None,
-                });
+                self.frames.push(Frame::Map { at, map, lines, key: None });
                 Ok(())
             }
             Event::SequenceEnd | Event::MappingEnd => {
                 match self.frames.pop() {
                     Some(Frame::List { at, items }) => {
-                        self.value(Node {
-                            at,
-                            value: Value::List(items),
-                        });
+                        self.value(Node { at, value: Value::List(items) });
                     }
                     Some(Frame::Map { at, map, .. }) => {
-                        self.value(Node {
-                            at,
-                            value: Value::Map(map),
-                        });
+                        self.value(Node { at, value: Value::Map(map) });
                     }
                     None => {}
                 }
@@ -394,16 +334,8 @@ impl Builder {
     }
 
     fn scalar(&mut self, scalar: Scalar, at: At, unread: &mut Vec<Unread>) {
-        let Some(Frame::Map {
-            lines,
-            key: key @ None,
-            ..
-        }) = self.frames.last_mut()
-        else {
-            return self.value(Node {
-                at,
-                value: Value::Scalar(scalar),
-            });
+        let Some(Frame::Map { lines, key: key @ None, .. }) = self.frames.last_mut() else {
+            return self.value(Node { at, value: Value::Scalar(scalar) });
         };
         let first_line = lines.get(&scalar.text).copied();
         if let Some(first) = first_line {
@@ -411,9 +343,7 @@ impl Builder {
                 code: Code::DuplicateKey,
                 at,
                 message: format!("`{}` stands here for the second time", scalar.text),
-                hint: Some(format!(
-                    "the first one is on line {first}; remove one of them"
-                )),
+                hint: Some(format!("the first one is on line {first}; remove one of them")),
             });
         } else {
             lines.insert(scalar.text.clone(), at.line);
@@ -458,11 +388,7 @@ mod tests {
     use super::*;
 
     fn meaning_of(text: &str, check: impl Fn(Meaning<'_>) -> bool) -> bool {
-        let scalar = Scalar {
-            text: text.to_owned(),
-            style: Style::Plain,
-            written: None,
-        };
+        let scalar = Scalar { text: text.to_owned(), style: Style::Plain, written: None };
         check(scalar.meaning())
     }
 
@@ -499,10 +425,7 @@ mod tests {
             ("-", Meaning::Text("-")),
             ("1e999", Meaning::Text("1e999")),
         ] {
-            assert!(
-                meaning_of(text, |m| m == expected),
-                "{text} is not {expected:?}"
-            );
+            assert!(meaning_of(text, |m| m == expected), "{text} is not {expected:?}");
         }
     }
 

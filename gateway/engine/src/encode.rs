@@ -93,10 +93,7 @@ pub fn json_rows(
     }
     let text = Bytes::from(text);
     let starts = std::iter::once(0).chain(ends.iter().copied());
-    Ok(starts
-        .zip(&ends)
-        .map(|(start, &end)| text.slice(start..end))
-        .collect())
+    Ok(starts.zip(&ends).map(|(start, &end)| text.slice(start..end)).collect())
 }
 
 type Writer<'a> = Box<dyn Fn(&mut Vec<u8>, usize) + 'a>;
@@ -195,10 +192,7 @@ fn writer<'a>(
 }
 
 fn unknown(column: &str, data_type: &DataType) -> EncodeError {
-    EncodeError::Type {
-        column: column.to_owned(),
-        data_type: data_type.to_string(),
-    }
+    EncodeError::Type { column: column.to_owned(), data_type: data_type.to_string() }
 }
 
 /// Writing to a vector cannot fail, and numbers and strings always have a JSON form.
@@ -326,10 +320,7 @@ fn timestamp<'a>(
 
 /// Writes `"2026-11-29T13:45:00.000000Z"`; false and nothing outside the years that RFC 3339 has.
 fn rfc3339(out: &mut Vec<u8>, micros: i64) -> bool {
-    let (days, of_day) = (
-        micros.div_euclid(86_400_000_000),
-        micros.rem_euclid(86_400_000_000),
-    );
+    let (days, of_day) = (micros.div_euclid(86_400_000_000), micros.rem_euclid(86_400_000_000));
     let (year, month, day) = civil(days);
     if !(0..=9999).contains(&year) {
         return false;
@@ -367,11 +358,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
     let of_year = of_era - (365 * year + year / 4 - year / 100);
     let march_month = (5 * of_year + 2) / 153;
     let day = of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 {
-        march_month + 3
-    } else {
-        march_month - 9
-    };
+    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
     (year + era * 400 + i64::from(month <= 2), month, day)
 }
 
@@ -383,11 +370,7 @@ fn base64(out: &mut Vec<u8>, bytes: &[u8]) {
         let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
         for place in 0..4 {
             let sextet = bits >> (18 - 6 * place) & 63;
-            out.push(if place > chunk.len() {
-                b'='
-            } else {
-                ALPHABET[sextet as usize]
-            });
+            out.push(if place > chunk.len() { b'=' } else { ALPHABET[sextet as usize] });
         }
     }
     out.push(b'"');

@@ -154,9 +154,7 @@ impl Watermark {
     /// When time alone next changes the set of active sources.
     pub(crate) fn next_idle(&self) -> Option<i64> {
         let active = self.sources.iter().filter(|source| source.active);
-        active
-            .map(|source| source.last_seen.saturating_add(self.idle_after))
-            .min()
+        active.map(|source| source.last_seen.saturating_add(self.idle_after)).min()
     }
 
     /// When the clock, followed because all sources are idle, brings the watermark to `time`.
@@ -192,8 +190,7 @@ impl Watermark {
     }
 
     fn forget(&mut self) {
-        self.sources
-            .retain(|source| source.declared || source.active);
+        self.sources.retain(|source| source.declared || source.active);
         self.index.iter_mut().for_each(HashMap::clear);
         for (at, source) in self.sources.iter().enumerate() {
             self.index[source.table].insert(source.device.clone(), at);

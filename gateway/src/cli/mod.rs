@@ -31,21 +31,26 @@ pub const DEFAULT_CONFIG: &str = "/etc/tidegate/tidegate.yaml";
 #[command(name = "tidegate", version, max_term_width = 100)]
 pub struct Cli {
     /// What is logged: `error`, `warn`, `info`, `debug`, `trace`, also per module as in
-    /// `info,tidegate_drivers=debug`.
-    #[arg(
-        long,
-        global = true,
-        env = "TIDEGATE_LOG",
-        default_value = "info",
-        value_name = "LEVELS"
-    )]
-    pub log: String,
+    /// `info,tidegate_drivers=debug`. Left out, `info`; in the demo `error`.
+    #[arg(long, global = true, env = "TIDEGATE_LOG", value_name = "LEVELS")]
+    pub log: Option<String>,
     /// How logs are written to standard error.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// The levels that are logged.
+    pub fn levels(&self) -> &str {
+        match (&self.log, &self.command) {
+            (Some(levels), _) => levels,
+            (None, Command::Demo(_)) => "error",
+            (None, _) => "info",
+        }
+    }
 }
 
 /// How logs are written.
@@ -139,11 +144,9 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         Command::Run { config } => run::run(&config),
         Command::Check { config, format } => check::check(&config, format),
         Command::Test { config, filter } => test::test(&config, filter.as_deref()),
-        Command::Explain {
-            subject,
-            config,
-            plan,
-        } => explain::explain(subject.as_deref(), &config, plan),
+        Command::Explain { subject, config, plan } => {
+            explain::explain(subject.as_deref(), &config, plan)
+        }
         Command::Schema => {
             print!("{}", tidegate_config::schema::schema_json());
             0

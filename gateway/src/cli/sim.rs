@@ -18,10 +18,7 @@ pub fn sim(plant: &Path, lasting: Option<Span>) -> u8 {
             return CONFIG_REFUSED;
         }
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(error),
     };

@@ -16,10 +16,7 @@ pub fn healthcheck(socket: &Path) -> u8 {
 }
 
 fn talk(socket: &Path, path: &str) -> u8 {
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("tidegate: {error}");

@@ -15,10 +15,7 @@ pub fn test(path: &Path, filter: Option<&str>) -> u8 {
         Err(code) => return code,
     };
     let document = &checked.loaded.document;
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(error),
     };
@@ -27,29 +24,17 @@ pub fn test(path: &Path, filter: Option<&str>) -> u8 {
         Err(error) => return fail(error),
     };
     let (mut passed, mut failed) = (0, 0);
-    for test in document
-        .tests
-        .iter()
-        .filter(|t| filter.is_none_or(|f| t.name.contains(f)))
-    {
+    for test in document.tests.iter().filter(|t| filter.is_none_or(|f| t.name.contains(f))) {
         let differences = match runtime.block_on(run(document, &sql, test)) {
             Ok(outcome) => outcome.differences,
             Err(error) => vec![error],
         };
-        let verdict = if differences.is_empty() {
-            "ok"
-        } else {
-            "FAILED"
-        };
+        let verdict = if differences.is_empty() { "ok" } else { "FAILED" };
         println!("test {} … {verdict}", test.name);
         for difference in &differences {
             println!("    {difference}");
         }
-        if differences.is_empty() {
-            passed += 1
-        } else {
-            failed += 1
-        }
+        if differences.is_empty() { passed += 1 } else { failed += 1 }
     }
     println!("{passed} passed, {failed} failed");
     if failed == 0 { 0 } else { FAILURE }

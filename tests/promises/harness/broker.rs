@@ -35,23 +35,14 @@ impl Broker {
                  max_queued_messages 0\nlog_type error\nlog_type warning\nlog_type notice\n{settings}\n"
             ),
         );
-        Self {
-            port,
-            config,
-            log: scratch.join("mosquitto.log"),
-            process: None,
-        }
+        Self { port, config, log: scratch.join("mosquitto.log"), process: None }
     }
 
     /// Starts it, as it was configured, with nothing remembered.
     pub(crate) fn restart(&mut self) {
         assert!(self.process.is_none(), "the broker runs already");
         let mut command = Command::new(program("mosquitto"));
-        command
-            .arg("-c")
-            .arg(&self.config)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
+        command.arg("-c").arg(&self.config).stdin(Stdio::null()).stdout(Stdio::null());
         self.process = Some(Program::start("mosquitto", &mut command, &self.log));
         wait_until("mosquitto to listen", secs(10), || {
             TcpStream::connect(("127.0.0.1", self.port)).is_ok()
@@ -65,17 +56,11 @@ impl Broker {
 
     /// Freezes it: the kernel goes on to take connections and bytes for it.
     pub(crate) fn freeze(&self) {
-        self.process
-            .as_ref()
-            .expect("a broker that runs")
-            .signal(Signal::STOP);
+        self.process.as_ref().expect("a broker that runs").signal(Signal::STOP);
     }
 
     /// Lets it go on.
     pub(crate) fn thaw(&self) {
-        self.process
-            .as_ref()
-            .expect("a broker that runs")
-            .signal(Signal::CONT);
+        self.process.as_ref().expect("a broker that runs").signal(Signal::CONT);
     }
 }

@@ -37,11 +37,7 @@ impl Gate {
         });
         let ours = Arc::clone(&shared);
         let thread = std::thread::spawn(move || ours.serve(port, target));
-        Self {
-            port,
-            shared,
-            thread: Some(thread),
-        }
+        Self { port, shared, thread: Some(thread) }
     }
 
     /// Lets connections through.

@@ -42,22 +42,12 @@ impl Gateway {
     /// to files, so that they tell of all starts in one folder.
     pub(crate) fn start(scratch: &Scratch, config: &str) -> Self {
         let path = scratch.file("tidegate.yaml", config);
-        let out = File::options()
-            .create(true)
-            .append(true)
-            .open(scratch.join("stdout"));
+        let out = File::options().create(true).append(true).open(scratch.join("stdout"));
         let mut command = Command::new(tidegate());
-        command
-            .arg("run")
-            .arg(path)
-            .stdin(Stdio::null())
-            .stdout(out.expect("a file"));
+        command.arg("run").arg(path).stdin(Stdio::null()).stdout(out.expect("a file"));
         command.env("TIDEGATE_LOG", "info");
         let process = Program::start("tidegate", &mut command, &scratch.join("stderr"));
-        Self {
-            folder: scratch.path().to_owned(),
-            process,
-        }
+        Self { folder: scratch.path().to_owned(), process }
     }
 
     /// The control socket.
@@ -96,14 +86,8 @@ impl Gateway {
                 }
                 last = status;
             }
-            assert!(
-                self.process.runs(),
-                "the gateway has ended; waited for {what}"
-            );
-            assert!(
-                start.elapsed() < limit,
-                "waited {limit:?} for {what}; status: {last:#}"
-            );
+            assert!(self.process.runs(), "the gateway has ended; waited for {what}");
+            assert!(start.elapsed() < limit, "waited {limit:?} for {what}; status: {last:#}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -112,9 +96,7 @@ impl Gateway {
     pub(crate) fn wait_up(&mut self) {
         self.wait_status("all devices and streams to be up", secs(20), |status| {
             let up = |section: &str| {
-                status[section]
-                    .as_array()
-                    .is_some_and(|all| all.iter().all(|p| p["state"] == "up"))
+                status[section].as_array().is_some_and(|all| all.iter().all(|p| p["state"] == "up"))
             };
             (up("devices") && up("streams")).then_some(())
         });
@@ -124,10 +106,7 @@ impl Gateway {
     pub(crate) fn wait_drained(&mut self, limit: Duration) {
         self.wait_status("the outboxes to be empty", limit, |status| {
             let sinks = status["sinks"].as_array()?;
-            sinks
-                .iter()
-                .all(|sink| sink["buffered_records"] == 0)
-                .then_some(())
+            sinks.iter().all(|sink| sink["buffered_records"] == 0).then_some(())
         });
     }
 
@@ -162,10 +141,7 @@ impl Gateway {
         let start = Instant::now();
         self.signal(Signal::TERM);
         let code = self.wait(secs(30));
-        Stopped {
-            code,
-            took: start.elapsed(),
-        }
+        Stopped { code, took: start.elapsed() }
     }
 
     /// Ends it at once, in the middle of whatever it does.
@@ -178,10 +154,7 @@ impl Gateway {
 pub(crate) fn ask(socket: &Path, request: &str) -> std::io::Result<(u16, String)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(secs(5)))?;
-    talk(
-        &mut stream,
-        &format!("{request} HTTP/1.1\r\nHost: localhost"),
-    )
+    talk(&mut stream, &format!("{request} HTTP/1.1\r\nHost: localhost"))
 }
 
 /// Sends the head of a request and reads the answer to its end.
@@ -191,30 +164,21 @@ pub(crate) fn talk(stream: &mut (impl Read + Write), head: &str) -> std::io::Res
     stream.read_to_string(&mut answer)?;
     let broken = || std::io::Error::other(format!("not an answer: {answer}"));
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(broken)?;
-    let status = head
-        .get(9..12)
-        .and_then(|text| text.parse().ok())
-        .ok_or_else(broken)?;
+    let status = head.get(9..12).and_then(|text| text.parse().ok()).ok_or_else(broken)?;
     Ok((status, body.to_owned()))
 }
 
 /// The part of a section of the status by its name.
 pub(crate) fn part<'a>(status: &'a Value, section: &str, name: &str) -> &'a Value {
-    let parts = status[section]
-        .as_array()
-        .unwrap_or_else(|| panic!("no {section} in {status:#}"));
-    let found = parts.iter().find(|part| {
-        ["name", "device", "stream", "sink"]
-            .iter()
-            .any(|key| part[key] == name)
-    });
+    let parts = status[section].as_array().unwrap_or_else(|| panic!("no {section} in {status:#}"));
+    let found = parts
+        .iter()
+        .find(|part| ["name", "device", "stream", "sink"].iter().any(|key| part[key] == name));
     found.unwrap_or_else(|| panic!("no {name} in {section} of {status:#}"))
 }
 
 /// A counter of a part of the status.
 pub(crate) fn count(status: &Value, section: &str, name: &str, counter: &str) -> u64 {
     let value = &part(status, section, name)[counter];
-    value
-        .as_u64()
-        .unwrap_or_else(|| panic!("{counter} of {name} is {value}"))
+    value.as_u64().unwrap_or_else(|| panic!("{counter} of {name} is {value}"))
 }

@@ -51,9 +51,7 @@ pub(crate) const fn secs(seconds: u64) -> Duration {
 /// A number from the environment, for longer or shorter runs.
 pub(crate) fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
-        Ok(text) => text
-            .parse()
-            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")),
         Err(_) => default,
     }
 }
@@ -117,28 +115,20 @@ pub(crate) fn free_port() -> u16 {
 /// The root of the repository.
 pub(crate) fn repository() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent()
-        .expect("tests/ lies in the repository")
-        .to_owned()
+    here.parent().expect("tests/ lies in the repository").to_owned()
 }
 
 /// The folder of build results that this test lies in: `target`, or what stands for it.
 fn target() -> PathBuf {
     let exe = std::env::current_exe().expect("our own path");
-    exe.ancestors()
-        .nth(3)
-        .expect("<target>/<profile>/deps/promises")
-        .to_owned()
+    exe.ancestors().nth(3).expect("<target>/<profile>/deps/promises").to_owned()
 }
 
 /// The binary under test.
 pub(crate) fn tidegate() -> PathBuf {
     let built = || {
         let exe = std::env::current_exe().expect("our own path");
-        exe.ancestors()
-            .nth(2)
-            .expect("<profile>/deps/promises")
-            .join("tidegate")
+        exe.ancestors().nth(2).expect("<profile>/deps/promises").join("tidegate")
     };
     let path = std::env::var_os("TIDEGATE_BIN").map_or_else(built, PathBuf::from);
     assert!(
@@ -155,11 +145,7 @@ pub(crate) fn python() -> PathBuf {
     std::env::var_os("TIDEGATE_TEST_PYTHON").map_or_else(
         || {
             let made = target().join("venv/bin/python");
-            if made.is_file() {
-                made
-            } else {
-                PathBuf::from("python3")
-            }
+            if made.is_file() { made } else { PathBuf::from("python3") }
         },
         PathBuf::from,
     )
@@ -186,35 +172,22 @@ pub(crate) struct Program {
 impl Program {
     /// Starts it with standard error (and standard output, where it is not taken) in `log`.
     pub(crate) fn start(name: &'static str, command: &mut Command, log: &Path) -> Self {
-        let file = File::options()
-            .create(true)
-            .append(true)
-            .open(log)
-            .expect("a log file");
+        let file = File::options().create(true).append(true).open(log).expect("a log file");
         let child = command.stderr(file).spawn();
         let child = child.unwrap_or_else(|error| panic!("{name} does not start: {error}"));
-        Self {
-            name,
-            child,
-            log: log.to_owned(),
-        }
+        Self { name, child, log: log.to_owned() }
     }
 
     /// Sends a signal.
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id())
-            .ok()
-            .and_then(Pid::from_raw)
-            .expect("a pid");
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a pid");
         kill_process(pid, signal).unwrap_or_else(|e| panic!("{}: {signal:?}: {e}", self.name));
     }
 
     /// Waits for the end.
     pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
         let what = format!("the end of {}", self.name);
-        wait_for(&what, limit, || {
-            self.child.try_wait().expect("a child of ours")
-        })
+        wait_for(&what, limit, || self.child.try_wait().expect("a child of ours"))
     }
 
     /// Whether it still runs.
@@ -241,11 +214,7 @@ impl Drop for Program {
             let log = self.log();
             let lines: Vec<_> = log.lines().collect();
             let end = &lines[lines.len().saturating_sub(40)..];
-            eprintln!(
-                "---- end of the log of {}\n{}\n----",
-                self.name,
-                end.join("\n")
-            );
+            eprintln!("---- end of the log of {}\n{}\n----", self.name, end.join("\n"));
         }
     }
 }
@@ -266,10 +235,7 @@ pub(crate) fn run(arguments: &[&str], limit: Duration) -> Ended {
     let scratch = Scratch::new("run");
     let mut command = Command::new(tidegate());
     let out = scratch.join("stdout");
-    command
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(File::create(&out).expect("a file"));
+    command.args(arguments).stdin(Stdio::null()).stdout(File::create(&out).expect("a file"));
     let mut program = Program::start("tidegate", &mut command, &scratch.join("stderr"));
     let status = program.wait(limit);
     let stdout = fs::read(out).expect("a file");

@@ -39,11 +39,7 @@ impl Client {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_millis(50)))?;
         stream.set_write_timeout(Some(ANSWER_MAX))?;
-        let mut client = Self {
-            stream,
-            received: Vec::new(),
-            last_id: 0,
-        };
+        let mut client = Self { stream, received: Vec::new(), last_id: 0 };
         // Protocol name and level 4, clean session, no keep-alive (section 3.1.2).
         let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', 4, 0b10, 0, 0];
         text(&mut body, client_id);
@@ -76,11 +72,7 @@ impl Client {
         body.extend(payload);
         self.send(PUBLISH | 0b10, &body)?;
         let acknowledged = self.answer(PUBACK)?;
-        assert_eq!(
-            acknowledged,
-            id.to_be_bytes(),
-            "the PUBACK of another message"
-        );
+        assert_eq!(acknowledged, id.to_be_bytes(), "the PUBACK of another message");
         Ok(())
     }
 
@@ -90,9 +82,7 @@ impl Client {
             return Ok(None);
         };
         if kind & 0xF0 != PUBLISH {
-            return Err(io::Error::other(format!(
-                "packet {kind:#x} instead of PUBLISH"
-            )));
+            return Err(io::Error::other(format!("packet {kind:#x} instead of PUBLISH")));
         }
         let end = 2 + usize::from(u16::from_be_bytes([body[0], body[1]]));
         let topic = String::from_utf8_lossy(&body[2..end]).into_owned();
@@ -101,10 +91,7 @@ impl Client {
             self.send(PUBACK, &body[end..end + 2])?;
             payload += 2;
         }
-        Ok(Some(Message {
-            topic,
-            payload: body[payload..].to_vec(),
-        }))
+        Ok(Some(Message { topic, payload: body[payload..].to_vec() }))
     }
 
     fn next_id(&mut self) -> u16 {
@@ -134,17 +121,12 @@ impl Client {
             match self.packet()? {
                 Some((got, body)) if got == kind => return Ok(body),
                 Some((got, _)) => {
-                    return Err(io::Error::other(format!(
-                        "packet {got:#x} instead of {kind:#x}"
-                    )));
+                    return Err(io::Error::other(format!("packet {got:#x} instead of {kind:#x}")));
                 }
                 None => {}
             }
         }
-        Err(io::Error::new(
-            ErrorKind::TimedOut,
-            "no answer from the broker",
-        ))
+        Err(io::Error::new(ErrorKind::TimedOut, "no answer from the broker"))
     }
 
     /// The next packet: its first byte and what follows the length. None after a short silence.
@@ -183,10 +165,6 @@ fn frame(bytes: &[u8]) -> Option<(usize, usize)> {
 
 /// Appends a text with its length (section 1.5.3).
 fn text(to: &mut Vec<u8>, text: &str) {
-    to.extend(
-        u16::try_from(text.len())
-            .expect("a short text")
-            .to_be_bytes(),
-    );
+    to.extend(u16::try_from(text.len()).expect("a short text").to_be_bytes());
     to.extend(text.as_bytes());
 }

@@ -23,33 +23,21 @@ impl Plant {
         let mut process = Program::start("plant.py", &mut command, &scratch.join("plant.log"));
         let to = process.child.stdin.take().expect("a pipe");
         let from = BufReader::new(process.child.stdout.take().expect("a pipe"));
-        let mut plant = Self {
-            port: 0,
-            to,
-            from,
-            _process: process,
-        };
+        let mut plant = Self { port: 0, to, from, _process: process };
         plant.port = plant.answer("listening");
         plant
     }
 
     /// Ends the counting and returns the last value that was read.
     pub(crate) fn freeze(&mut self) -> i64 {
-        self.to
-            .write_all(b"freeze\n")
-            .expect("a plant that listens");
+        self.to.write_all(b"freeze\n").expect("a plant that listens");
         self.answer("served")
     }
 
     fn answer<T: std::str::FromStr>(&mut self, word: &str) -> T {
         let mut line = String::new();
-        self.from
-            .read_line(&mut line)
-            .expect("a plant that answers");
-        let number = line
-            .trim()
-            .strip_prefix(word)
-            .and_then(|text| text.trim().parse().ok());
+        self.from.read_line(&mut line).expect("a plant that answers");
+        let number = line.trim().strip_prefix(word).and_then(|text| text.trim().parse().ok());
         number.unwrap_or_else(|| {
             panic!(
                 "the plant said `{line}` instead of `{word} …`: is pymodbus installed? See setup"

@@ -22,15 +22,8 @@ impl Record {
         let text = String::from_utf8(payload.to_vec()).expect("UTF-8");
         let body = serde_json::from_str::<Value>(&text)
             .unwrap_or_else(|error| panic!("`{text}` on `{topic}` is not JSON: {error}"));
-        assert!(
-            body.is_object(),
-            "`{text}` on `{topic}` is not one JSON object"
-        );
-        Self {
-            topic: topic.to_owned(),
-            text,
-            body,
-        }
+        assert!(body.is_object(), "`{text}` on `{topic}` is not one JSON object");
+        Self { topic: topic.to_owned(), text, body }
     }
 
     /// The record's id.
@@ -41,15 +34,8 @@ impl Record {
     /// The id's parts: gateway, epoch, stream, sequence number.
     pub(crate) fn id_parts(&self) -> (&str, u64, &str, u64) {
         let parts: Vec<_> = self.id().split('/').collect();
-        let [gateway, epoch, stream, seq] = parts[..] else {
-            panic!("the id `{}`", self.id())
-        };
-        (
-            gateway,
-            epoch.parse().expect("an epoch"),
-            stream,
-            seq.parse().expect("a number"),
-        )
+        let [gateway, epoch, stream, seq] = parts[..] else { panic!("the id `{}`", self.id()) };
+        (gateway, epoch.parse().expect("an epoch"), stream, seq.parse().expect("a number"))
     }
 
     /// The stream that it is from.
@@ -59,23 +45,17 @@ impl Record {
 
     /// A whole number.
     pub(crate) fn int(&self, name: &str) -> i64 {
-        self.body[name]
-            .as_i64()
-            .unwrap_or_else(|| panic!("{name} in {}", self.text))
+        self.body[name].as_i64().unwrap_or_else(|| panic!("{name} in {}", self.text))
     }
 
     /// A number.
     pub(crate) fn number(&self, name: &str) -> f64 {
-        self.body[name]
-            .as_f64()
-            .unwrap_or_else(|| panic!("{name} in {}", self.text))
+        self.body[name].as_f64().unwrap_or_else(|| panic!("{name} in {}", self.text))
     }
 
     /// A text.
     pub(crate) fn text_of(&self, name: &str) -> &str {
-        self.body[name]
-            .as_str()
-            .unwrap_or_else(|| panic!("{name} in {}", self.text))
+        self.body[name].as_str().unwrap_or_else(|| panic!("{name} in {}", self.text))
     }
 
     /// A point in time, microseconds since 1970 UTC.
@@ -86,22 +66,13 @@ impl Record {
 
 /// All lines of a text as records; the last one must be whole too.
 pub(crate) fn lines(text: &str) -> Vec<Record> {
-    assert!(
-        text.is_empty() || text.ends_with('\n'),
-        "the last line is not whole"
-    );
-    text.lines()
-        .map(|line| Record::new("", line.as_bytes()))
-        .collect()
+    assert!(text.is_empty() || text.ends_with('\n'), "the last line is not whole");
+    text.lines().map(|line| Record::new("", line.as_bytes())).collect()
 }
 
 /// The records of one stream.
 pub(crate) fn of_stream(records: &[Record], stream: &str) -> Vec<Record> {
-    records
-        .iter()
-        .filter(|record| record.stream() == stream)
-        .cloned()
-        .collect()
+    records.iter().filter(|record| record.stream() == stream).cloned().collect()
 }
 
 /// Panics where an id came with two different contents. Returns how many records came again.
@@ -128,17 +99,11 @@ pub(crate) fn first_arrivals(records: &[Record], column: &str) -> Vec<i64> {
 pub(crate) fn assert_complete(records: &[Record], column: &str, first: i64, last: i64) {
     let arrived = first_arrivals(records, column);
     let set: BTreeSet<_> = arrived.iter().copied().collect();
-    let missing: Vec<_> = (first..=last)
-        .filter(|value| !set.contains(value))
-        .collect();
+    let missing: Vec<_> = (first..=last).filter(|value| !set.contains(value)).collect();
     assert!(missing.is_empty(), "lost of {first}..={last}: {missing:?}");
     let behind = arrived.windows(2).find(|pair| pair[0] > pair[1]);
     assert_eq!(behind, None, "first arrivals out of order");
-    assert_eq!(
-        (arrived.first(), arrived.last()),
-        (Some(&first), Some(&last)),
-        "unknown values"
-    );
+    assert_eq!((arrived.first(), arrived.last()), (Some(&first), Some(&last)), "unknown values");
 }
 
 /// Panics unless the ids' numbers are one after the other, from the stream's first one on.
@@ -150,31 +115,20 @@ pub(crate) fn assert_contiguous(records: &[Record]) {
         return;
     };
     let missing: Vec<_> = (*first..=*last).filter(|n| !numbers.contains(n)).collect();
-    assert!(
-        missing.is_empty(),
-        "missing of {first}..={last}: {missing:?}"
-    );
+    assert!(missing.is_empty(), "missing of {first}..={last}: {missing:?}");
     assert!(*first <= 1, "the first number is {first}");
 }
 
 /// Microseconds since 1970 UTC of a time as the gateway must write it: RFC 3339, microseconds, Z.
 pub(crate) fn micros(text: &str) -> i64 {
-    let shape: String = text
-        .chars()
-        .map(|c| if c.is_ascii_digit() { '0' } else { c })
-        .collect();
-    assert_eq!(
-        shape, "0000-00-00T00:00:00.000000Z",
-        "the form of the time {text}"
-    );
+    let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    assert_eq!(shape, "0000-00-00T00:00:00.000000Z", "the form of the time {text}");
     let number = |from: usize, to: usize| text[from..to].parse::<i64>().expect("digits");
     let (year, month, day) = (number(0, 4), number(5, 7), number(8, 10));
     let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
     let month_index = usize::try_from(month - 1).expect("a month");
-    let days = (1970..year)
-        .map(|y| if leap(y) { 366 } else { 365 })
-        .sum::<i64>()
+    let days = (1970..year).map(|y| if leap(y) { 366 } else { 365 }).sum::<i64>()
         + before[month_index]
         + i64::from(month > 2 && leap(year))
         + day

@@ -41,10 +41,7 @@ impl Subscriber {
         });
         let ours = Arc::clone(&shared);
         let thread = std::thread::spawn(move || ours.run());
-        Self {
-            shared,
-            thread: Some(thread),
-        }
+        Self { shared, thread: Some(thread) }
     }
 
     /// Waits for the SUBACK.
@@ -54,9 +51,7 @@ impl Subscriber {
 
     /// Waits until the subscriber knows that the broker is gone, so that its gate is closed.
     pub(crate) fn wait_lost(&self) {
-        wait_until("the subscriber to lose the broker", secs(10), || {
-            !self.is_subscribed()
-        });
+        wait_until("the subscriber to lose the broker", secs(10), || !self.is_subscribed());
     }
 
     fn is_subscribed(&self) -> bool {
@@ -144,23 +139,15 @@ fn what_passes_the_gate_is_never_lost_by_a_new_broker() {
         // As the gateway does: try until there is a connection, publish until it breaks.
         let publish = || {
             let mut near_side = Client::connect(gate.port, "near-side").ok()?;
-            near_side
-                .publish("t/n", format!("{{\"n\": {round}}}").as_bytes())
-                .ok()
+            near_side.publish("t/n", format!("{{\"n\": {round}}}").as_bytes()).ok()
         };
         super::wait_for("a way through the gate", secs(10), publish);
-        wait_until("the message", secs(5), || {
-            far_side.look(<[_]>::len) == round + 1
-        });
+        wait_until("the message", secs(5), || far_side.look(<[_]>::len) == round + 1);
         broker.kill();
         far_side.wait_lost();
         assert!(publish().is_none(), "the gate is closed");
         broker.restart();
     }
-    let arrived: Vec<_> = far_side
-        .records()
-        .iter()
-        .map(|record| record.int("n"))
-        .collect();
+    let arrived: Vec<_> = far_side.records().iter().map(|record| record.int("n")).collect();
     assert_eq!(arrived, [0, 1, 2]);
 }

@@ -59,12 +59,7 @@ impl Server {
             limits,
             shutdown.clone(),
         ));
-        Self {
-            connect,
-            shutdown,
-            task,
-            release,
-        }
+        Self { connect, shutdown, task, release }
     }
 
     async fn connect(&self) -> DuplexStream {
@@ -84,10 +79,7 @@ fn routes(release: Arc<Notify>) -> Router {
         .route("/echo", post(async |body: Bytes| body))
         .route("/held", held)
         .route("/large", get(async || vec![b'x'; LARGE]))
-        .route(
-            "/panic",
-            get(async || -> &'static str { panic!("a bug in a route") }),
-        )
+        .route("/panic", get(async || -> &'static str { panic!("a bug in a route") }))
         .layer(middleware::from_fn(guard::limits))
         .layer(DefaultBodyLimit::max(guard::BODY_MAX))
 }
@@ -105,20 +97,13 @@ async fn ask(io: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str) -> Stri
 async fn read_ok(io: &mut DuplexStream) {
     let mut answer = Vec::new();
     while !answer.ends_with(b"ok\n") {
-        assert_ne!(
-            io.read_buf(&mut answer).await.unwrap(),
-            0,
-            "closed before its answer"
-        );
+        assert_ne!(io.read_buf(&mut answer).await.unwrap(), 0, "closed before its answer");
     }
     assert!(answer.starts_with(b"HTTP/1.1 200 OK\r\n"));
 }
 
 fn one_at_a_time() -> Limits {
-    Limits {
-        connections_max: 1,
-        ..LIMITS
-    }
+    Limits { connections_max: 1, ..LIMITS }
 }
 
 /// Slowloris: a header line now and then, for ever. The only slot is free again after 5 s.
@@ -151,15 +136,9 @@ async fn silent_and_idle_connections_end() {
     read_ok(&mut idle).await;
     let answered = Instant::now();
 
-    assert_eq!(
-        silent.read_u8().await.unwrap_err().kind(),
-        io::ErrorKind::UnexpectedEof
-    );
+    assert_eq!(silent.read_u8().await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     assert_eq!(answered.elapsed().as_secs(), 1);
-    assert_eq!(
-        idle.read_u8().await.unwrap_err().kind(),
-        io::ErrorKind::UnexpectedEof
-    );
+    assert_eq!(idle.read_u8().await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     assert_eq!(answered.elapsed().as_secs(), 5);
 }
 
@@ -172,10 +151,7 @@ async fn a_body_that_does_not_come_is_answered_after_10_s() {
     client.write_all(head).await.unwrap();
     let mut answer = String::new();
     client.read_to_string(&mut answer).await.unwrap();
-    assert!(
-        answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"),
-        "{answer}"
-    );
+    assert!(answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{answer}");
     assert!(answer.contains("\"code\":\"request_timeout\""), "{answer}");
     assert_eq!(began.elapsed(), guard::REQUEST_TIMEOUT);
 }
@@ -189,11 +165,7 @@ async fn an_endless_chunked_body_is_cut() {
         let head = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n";
         requests.write_all(head).await.unwrap();
         let mut sent = 0_usize;
-        while requests
-            .write_all(b"10\r\n0123456789abcdef\r\n")
-            .await
-            .is_ok()
-        {
+        while requests.write_all(b"10\r\n0123456789abcdef\r\n").await.is_ok() {
             sent += 16;
         }
         sent
@@ -201,15 +173,9 @@ async fn an_endless_chunked_body_is_cut() {
     let mut answer = String::new();
     // The rest of the body may meet a closed connection; what was answered before stands.
     drop(answers.read_to_string(&mut answer).await);
-    assert!(
-        answer.starts_with("HTTP/1.1 413 Payload Too Large\r\n"),
-        "{answer}"
-    );
+    assert!(answer.starts_with("HTTP/1.1 413 Payload Too Large\r\n"), "{answer}");
     let sent = endless.await.unwrap();
-    assert!(
-        (guard::BODY_MAX..20 * guard::BODY_MAX).contains(&sent),
-        "{sent} bytes were taken"
-    );
+    assert!((guard::BODY_MAX..20 * guard::BODY_MAX).contains(&sent), "{sent} bytes were taken");
 }
 
 /// A client that takes a few bytes of its answer now and then is slow, not alive.
@@ -217,9 +183,7 @@ async fn an_endless_chunked_body_is_cut() {
 async fn slow_readers_are_dropped() {
     let server = Server::start(one_at_a_time());
     let mut slow = server.connect().await;
-    slow.write_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        .await
-        .unwrap();
+    slow.write_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     let began = Instant::now();
     let mut taken = 0;
     let mut some = [0; 100];
@@ -233,11 +197,7 @@ async fn slow_readers_are_dropped() {
     assert!(taken < LARGE / 10, "{taken} bytes");
     let mut next = server.connect().await;
     assert!(ask(&mut next, "/").await.starts_with("HTTP/1.1 200 OK"));
-    assert!(
-        began.elapsed() < Duration::from_mins(1),
-        "{:?}",
-        began.elapsed()
-    );
+    assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,10 +209,7 @@ async fn quick_readers_get_large_answers_whole() {
 
 #[tokio::test(start_paused = true)]
 async fn connections_beyond_the_bound_wait() {
-    let server = Server::start(Limits {
-        connections_max: 2,
-        ..LIMITS
-    });
+    let server = Server::start(Limits { connections_max: 2, ..LIMITS });
     let mut busy = [server.connect().await, server.connect().await];
     for connection in &mut busy {
         let head = b"GET /held HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
@@ -286,11 +243,7 @@ async fn heads_have_a_bound_in_bytes_and_headers() {
 async fn a_route_that_panics_ends_its_own_connection_only() {
     let server = Server::start(one_at_a_time());
     assert_eq!(ask(&mut server.connect().await, "/panic").await, "");
-    assert!(
-        ask(&mut server.connect().await, "/")
-            .await
-            .starts_with("HTTP/1.1 200 OK")
-    );
+    assert!(ask(&mut server.connect().await, "/").await.starts_with("HTTP/1.1 200 OK"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -306,10 +259,7 @@ async fn a_stop_ends_idle_connections_at_once_and_lets_answers_end() {
 
     let began = Instant::now();
     server.shutdown.cancel();
-    assert_eq!(
-        idle.read_u8().await.unwrap_err().kind(),
-        io::ErrorKind::UnexpectedEof
-    );
+    assert_eq!(idle.read_u8().await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     assert_eq!(began.elapsed(), Duration::ZERO);
     server.release.notify_one();
     assert!(answer.await.unwrap().ends_with("released\n"));
@@ -321,55 +271,32 @@ async fn a_stop_ends_idle_connections_at_once_and_lets_answers_end() {
 async fn a_stop_cuts_what_does_not_end() {
     let server = Server::start(LIMITS);
     let mut stuck = server.connect().await;
-    stuck
-        .write_all(b"GET /held HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        .await
-        .unwrap();
+    stuck.write_all(b"GET /held HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     sleep(Duration::from_millis(1)).await;
     let began = Instant::now();
     server.shutdown.cancel();
     server.task.await.unwrap();
     assert_eq!(began.elapsed().as_secs(), LIMITS.drain_max.as_secs());
-    assert_eq!(
-        stuck.read_u8().await.unwrap_err().kind(),
-        io::ErrorKind::UnexpectedEof
-    );
+    assert_eq!(stuck.read_u8().await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
 }
 
 /// The same as on paused time, with real sockets and a real clock.
 #[tokio::test]
 async fn slow_headers_over_tcp_do_not_hold_a_slot() {
-    let limits = Limits {
-        head_timeout: Duration::from_millis(200),
-        ..one_at_a_time()
-    };
+    let limits = Limits { head_timeout: Duration::from_millis(200), ..one_at_a_time() };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = CancellationToken::new();
-    let task = tokio::spawn(serve(
-        listener,
-        routes(Arc::new(Notify::new())),
-        limits,
-        shutdown.clone(),
-    ));
+    let task =
+        tokio::spawn(serve(listener, routes(Arc::new(Notify::new())), limits, shutdown.clone()));
     let mut slow = TcpStream::connect(address).await.unwrap();
-    slow.write_all(b"GET / HTTP/1.1\r\nHost: local")
-        .await
-        .unwrap();
+    slow.write_all(b"GET / HTTP/1.1\r\nHost: local").await.unwrap();
     let mut next = TcpStream::connect(address).await.unwrap();
-    let answer = timeout(Duration::from_secs(20), ask(&mut next, "/"))
-        .await
-        .unwrap();
+    let answer = timeout(Duration::from_secs(20), ask(&mut next, "/")).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
     shutdown.cancel();
-    timeout(Duration::from_secs(20), task)
-        .await
-        .unwrap()
-        .unwrap();
-    assert!(
-        TcpStream::connect(address).await.is_err(),
-        "the listener is closed after a stop"
-    );
+    timeout(Duration::from_secs(20), task).await.unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err(), "the listener is closed after a stop");
 }
 
 #[tokio::test]
@@ -382,11 +309,7 @@ async fn the_control_socket_is_for_this_user_and_replaces_a_stale_one() {
     let listener = bind_unix(&path).unwrap();
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o600);
-    assert_eq!(
-        std::fs::read_dir(&folder).unwrap().count(),
-        1,
-        "nothing is left beside it"
-    );
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing is left beside it");
 
     let shutdown = CancellationToken::new();
     let routes = routes(Arc::new(Notify::new()));
@@ -394,9 +317,6 @@ async fn the_control_socket_is_for_this_user_and_replaces_a_stale_one() {
     let mut client = UnixStream::connect(&path).await.unwrap();
     assert!(ask(&mut client, "/").await.starts_with("HTTP/1.1 200 OK"));
     shutdown.cancel();
-    timeout(Duration::from_secs(20), task)
-        .await
-        .unwrap()
-        .unwrap();
+    timeout(Duration::from_secs(20), task).await.unwrap().unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
 }

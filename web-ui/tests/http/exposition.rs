@@ -20,29 +20,20 @@ struct Family {
 
 /// Reads the text format 0.0.4 and panics on anything that its specification does not allow.
 fn parse(text: &str) -> BTreeMap<String, Family> {
-    assert!(
-        text.ends_with('\n'),
-        "the last line must end with a line feed"
-    );
+    assert!(text.ends_with('\n'), "the last line must end with a line feed");
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
     let mut current = String::new();
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             let (name, help) = rest.split_once(' ').expect("HELP needs a text");
-            assert!(
-                !families.contains_key(name),
-                "{name}: samples must stand together"
-            );
+            assert!(!families.contains_key(name), "{name}: samples must stand together");
             name.clone_into(&mut current);
             help.clone_into(&mut families.entry(current.clone()).or_default().help);
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').expect("TYPE needs a type");
             assert_eq!(name, current, "TYPE follows HELP of the same family");
             let family = families.get_mut(name).unwrap();
-            assert!(
-                family.samples.is_empty() && family.kind.is_empty(),
-                "{name}: TYPE comes once"
-            );
+            assert!(family.samples.is_empty() && family.kind.is_empty(), "{name}: TYPE comes once");
             kind.clone_into(&mut family.kind);
         } else {
             let (name, labels, value) = sample(line);
@@ -66,10 +57,7 @@ fn sample(line: &str) -> (String, Labels, f64) {
             let (label, after) = rest.split_once("=\"").expect("a label needs a value");
             let (value, after) = quoted(after);
             assert!(is_label(label), "{label} is not a label name");
-            assert!(
-                labels.insert(label.to_owned(), value).is_none(),
-                "{label} twice"
-            );
+            assert!(labels.insert(label.to_owned(), value).is_none(), "{label} twice");
             rest = &after[1..];
             match after.as_bytes()[0] {
                 b',' => {}
@@ -84,12 +72,7 @@ fn sample(line: &str) -> (String, Labels, f64) {
         "-Inf" => f64::NEG_INFINITY,
         "NaN" => f64::NAN,
         number => {
-            assert!(
-                number
-                    .bytes()
-                    .all(|b| b.is_ascii_digit() || b"+-.eE".contains(&b)),
-                "{line}"
-            );
+            assert!(number.bytes().all(|b| b.is_ascii_digit() || b"+-.eE".contains(&b)), "{line}");
             number.parse().expect("a number")
         }
     };
@@ -122,26 +105,15 @@ fn is_label(name: &str) -> bool {
 }
 
 fn value(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)]) -> f64 {
-    let labels: Labels = labels
-        .iter()
-        .map(|(l, v)| ((*l).to_owned(), (*v).to_owned()))
-        .collect();
-    let samples = &families
-        .get(name)
-        .unwrap_or_else(|| panic!("no family {name}"))
-        .samples;
+    let labels: Labels = labels.iter().map(|(l, v)| ((*l).to_owned(), (*v).to_owned())).collect();
+    let samples = &families.get(name).unwrap_or_else(|| panic!("no family {name}")).samples;
     let found = samples.iter().find(|(l, _)| *l == labels);
-    found
-        .unwrap_or_else(|| panic!("no {labels:?} in {samples:?}"))
-        .1
+    found.unwrap_or_else(|| panic!("no {labels:?} in {samples:?}")).1
 }
 
 fn is(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)], expected: f64) {
     let value = value(families, name, labels);
-    assert!(
-        (value - expected).abs() < 1e-9,
-        "{name} {labels:?}: {value}, not {expected}"
-    );
+    assert!((value - expected).abs() < 1e-9, "{name} {labels:?}: {value}, not {expected}");
 }
 
 #[test]
@@ -151,11 +123,7 @@ fn every_family_has_help_type_prefix_and_unit() {
     for (name, family) in &families {
         assert!(name.starts_with("tidegate_"), "{name}");
         assert!(is_label(name), "{name}");
-        assert!(
-            family.help.ends_with('.') && family.help.len() > 5,
-            "{name}: {}",
-            family.help
-        );
+        assert!(family.help.ends_with('.') && family.help.len() > 5, "{name}: {}", family.help);
         assert!(!family.samples.is_empty(), "{name} has no samples");
         match family.kind.as_str() {
             "counter" => assert!(name.ends_with("_total"), "{name}"),
@@ -165,11 +133,8 @@ fn every_family_has_help_type_prefix_and_unit() {
         for scaled in ["_ms", "_us", "_minutes", "_kib", "_mib", "_percent"] {
             assert!(!name.contains(scaled), "{name} is not in a base unit");
         }
-        let labels: BTreeSet<Vec<&String>> = family
-            .samples
-            .iter()
-            .map(|(l, _)| l.keys().collect())
-            .collect();
+        let labels: BTreeSet<Vec<&String>> =
+            family.samples.iter().map(|(l, _)| l.keys().collect()).collect();
         assert_eq!(labels.len(), 1, "{name}: all samples have the same labels");
     }
 }
@@ -177,73 +142,23 @@ fn every_family_has_help_type_prefix_and_unit() {
 #[test]
 fn numbers_of_status_arrive_under_their_names() {
     let f = parse(&render_metrics(&status(), &Readiness::default()));
-    is(
-        &f,
-        "tidegate_info",
-        &[("gateway", "press-shop-07"), ("version", "0.1.0")],
-        1.0,
-    );
+    is(&f, "tidegate_info", &[("gateway", "press-shop-07"), ("version", "0.1.0")], 1.0);
     is(&f, "tidegate_uptime_seconds", &[], 86400.5);
     is(&f, "tidegate_ready", &[], 1.0);
     let meter = ("device", "main_meter");
-    is(
-        &f,
-        "tidegate_device_state",
-        &[meter, ("state", "down")],
-        1.0,
-    );
+    is(&f, "tidegate_device_state", &[meter, ("state", "down")], 1.0);
     is(&f, "tidegate_device_state", &[meter, ("state", "up")], 0.0);
     let rows = "tidegate_device_rows_total";
-    is(
-        &f,
-        rows,
-        &[meter, ("table", "meters"), ("quality", "good")],
-        118.0,
-    );
-    is(
-        &f,
-        rows,
-        &[meter, ("table", "meters"), ("quality", "bad")],
-        1.0,
-    );
+    is(&f, rows, &[meter, ("table", "meters"), ("quality", "good")], 118.0);
+    is(&f, rows, &[meter, ("table", "meters"), ("quality", "bad")], 1.0);
     is(&f, "tidegate_device_last_row_age_seconds", &[meter], 0.25);
-    is(
-        &f,
-        "tidegate_link_bytes_total",
-        &[("link", "press_plc"), ("direction", "in")],
-        4096.0,
-    );
-    is(
-        &f,
-        "tidegate_link_events_total",
-        &[("link", "press_plc"), ("event", "requests")],
-        120.0,
-    );
-    is(
-        &f,
-        "tidegate_stream_watermark_lag_seconds",
-        &[("stream", "energy_10s")],
-        2.25,
-    );
-    is(
-        &f,
-        "tidegate_stream_queue_fill_ratio",
-        &[("stream", "energy_10s")],
-        0.25,
-    );
-    is(
-        &f,
-        "tidegate_sink_buffer_fill_ratio",
-        &[("sink", HOSTILE)],
-        0.25,
-    );
+    is(&f, "tidegate_link_bytes_total", &[("link", "press_plc"), ("direction", "in")], 4096.0);
+    is(&f, "tidegate_link_events_total", &[("link", "press_plc"), ("event", "requests")], 120.0);
+    is(&f, "tidegate_stream_watermark_lag_seconds", &[("stream", "energy_10s")], 2.25);
+    is(&f, "tidegate_stream_queue_fill_ratio", &[("stream", "energy_10s")], 0.25);
+    is(&f, "tidegate_sink_buffer_fill_ratio", &[("sink", HOSTILE)], 0.25);
     is(&f, "tidegate_store_queue_fill_ratio", &[], 0.25);
-    is(
-        &f,
-        "tidegate_source_refused_rows_total",
-        &[meter, ("reason", "future")],
-        1.0,
-    );
+    is(&f, "tidegate_source_refused_rows_total", &[meter, ("reason", "future")], 1.0);
 }
 
 /// The sink of the plant lost one record more than its counters tell: 12 - (5 + 2 + 3 + 1) = 1.
@@ -251,18 +166,8 @@ fn numbers_of_status_arrive_under_their_names() {
 fn a_ledger_that_does_not_add_up_shows() {
     let f = parse(&render_metrics(&status(), &Readiness::default()));
     let unaccounted = "tidegate_ledger_unaccounted";
-    is(
-        &f,
-        unaccounted,
-        &[("hop", "source"), ("name", "main_meter")],
-        0.0,
-    );
-    is(
-        &f,
-        unaccounted,
-        &[("hop", "stream"), ("name", "energy_10s")],
-        0.0,
-    );
+    is(&f, unaccounted, &[("hop", "source"), ("name", "main_meter")], 0.0);
+    is(&f, unaccounted, &[("hop", "stream"), ("name", "energy_10s")], 0.0);
     is(&f, unaccounted, &[("hop", "sink"), ("name", HOSTILE)], 1.0);
 }
 
@@ -285,8 +190,5 @@ fn the_whole_page_is_as_it_was_agreed() {
             .unwrap();
     }
     let agreed = std::fs::read_to_string(&path).unwrap();
-    assert!(
-        page == agreed,
-        "metrics changed; look at the difference after `make bless`:\n{page}"
-    );
+    assert!(page == agreed, "metrics changed; look at the difference after `make bless`:\n{page}");
 }

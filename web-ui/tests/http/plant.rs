@@ -21,10 +21,7 @@ pub(crate) struct Plant {
 
 impl Plant {
     pub(crate) fn new(reasons: Vec<Reason>) -> Self {
-        Self {
-            readiness: Mutex::new(Readiness { reasons }),
-            stops: AtomicUsize::new(0),
-        }
+        Self { readiness: Mutex::new(Readiness { reasons }), stops: AtomicUsize::new(0) }
     }
 }
 
@@ -45,10 +42,7 @@ impl Control for Plant {
 }
 
 fn counts<const N: usize>(counts: [(&str, u64); N]) -> BTreeMap<String, u64> {
-    counts
-        .into_iter()
-        .map(|(name, n)| (name.to_owned(), n))
-        .collect()
+    counts.into_iter().map(|(name, n)| (name.to_owned(), n)).collect()
 }
 
 pub(crate) fn status() -> Status {
@@ -101,11 +95,7 @@ fn device() -> DeviceStatus {
         state: PartState::Down,
         last_error: Some("exception 02 at input register 40".into()),
         restarts: 1,
-        rows: RowsByQuality {
-            good: 118,
-            uncertain: 1,
-            bad: 1,
-        },
+        rows: RowsByQuality { good: 118, uncertain: 1, bad: 1 },
         last_row: Some("2026-11-03T07:00:00.250000Z".into()),
         last_row_age_s: Some(0.25),
         counters: counts([("exceptions", 1)]),

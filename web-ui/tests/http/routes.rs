@@ -20,9 +20,7 @@ struct Answer {
 
 impl Answer {
     fn header(&self, name: &str) -> &str {
-        self.headers
-            .get(name)
-            .map_or("", |value| value.to_str().unwrap())
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
     fn json(&self) -> Value {
@@ -38,12 +36,7 @@ impl Answer {
         assert_eq!(problem["code"], code);
         assert_eq!(problem["type"], "about:blank");
         for member in ["title", "detail"] {
-            assert!(
-                problem[member]
-                    .as_str()
-                    .is_some_and(|text| !text.is_empty()),
-                "{problem}"
-            );
+            assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()), "{problem}");
         }
     }
 }
@@ -52,11 +45,7 @@ async fn ask(router: &Router, request: Request<Body>) -> Answer {
     let response = router.clone().oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = to_bytes(body, 1 << 20).await.unwrap();
-    Answer {
-        status: parts.status,
-        headers: parts.headers,
-        body,
-    }
+    Answer { status: parts.status, headers: parts.headers, body }
 }
 
 fn request(method: Method, path: &str) -> Request<Body> {
@@ -79,10 +68,7 @@ fn tcp() -> Router {
 #[tokio::test]
 async fn the_process_answers_that_it_is_alive() {
     let answer = get(&tcp(), "/healthz").await;
-    assert_eq!(
-        (answer.status, &answer.body[..]),
-        (StatusCode::OK, &b"ok\n"[..])
-    );
+    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"ok\n"[..]));
 }
 
 #[tokio::test]
@@ -102,15 +88,10 @@ async fn readiness_follows_the_streams_and_names_what_is_in_the_way() {
     let plant = Arc::new(Plant::new(Vec::new()));
     let router = router(Arc::clone(&plant) as _);
     let answer = get(&router, "/readyz").await;
-    assert_eq!(
-        (answer.status, answer.json()),
-        (StatusCode::OK, json!({ "ready": true }))
-    );
+    assert_eq!((answer.status, answer.json()), (StatusCode::OK, json!({ "ready": true })));
 
-    plant.readiness.lock().unwrap().reasons = vec![Reason {
-        part: "stream energy_10s".into(),
-        reason: "failed: no memory".into(),
-    }];
+    plant.readiness.lock().unwrap().reasons =
+        vec![Reason { part: "stream energy_10s".into(), reason: "failed: no memory".into() }];
     let answer = get(&router, "/readyz").await;
     answer.assert_problem(503, "not_ready");
     assert_eq!(
@@ -130,14 +111,8 @@ async fn status_is_the_tree_of_the_running_parts() {
     assert_eq!(status["gateway"]["epoch"], 3);
     assert_eq!(status["gateway"]["started"], "2026-11-02T07:00:00.000000Z");
     assert_eq!(status["devices"][0]["state"], "down");
-    assert_eq!(
-        status["devices"][0]["rows"],
-        json!({ "good": 118, "uncertain": 1, "bad": 1 })
-    );
-    assert_eq!(
-        status["devices"][0]["learnt_holes"],
-        json!(["input 40..44"])
-    );
+    assert_eq!(status["devices"][0]["rows"], json!({ "good": 118, "uncertain": 1, "bad": 1 }));
+    assert_eq!(status["devices"][0]["learnt_holes"], json!(["input 40..44"]));
     assert_eq!(status["streams"][0]["window"], "tumbling 10s");
     assert_eq!(status["sinks"][0]["oldest_age_s"], Value::Null);
     assert_eq!(status["sinks"][0]["dropped"], json!({ "max_bytes": 3 }));
@@ -151,23 +126,11 @@ async fn status_is_the_tree_of_the_running_parts() {
 
 #[tokio::test]
 async fn what_no_route_takes_is_a_problem() {
-    get(&tcp(), "/nothing")
-        .await
-        .assert_problem(404, "no_such_route");
-    get(&tcp(), "/api/v1/status/")
-        .await
-        .assert_problem(404, "no_such_route");
-    get(&tcp(), "/../etc/passwd")
-        .await
-        .assert_problem(404, "no_such_route");
+    get(&tcp(), "/nothing").await.assert_problem(404, "no_such_route");
+    get(&tcp(), "/api/v1/status/").await.assert_problem(404, "no_such_route");
+    get(&tcp(), "/../etc/passwd").await.assert_problem(404, "no_such_route");
 
-    for method in [
-        Method::POST,
-        Method::PUT,
-        Method::DELETE,
-        Method::OPTIONS,
-        Method::TRACE,
-    ] {
+    for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS, Method::TRACE] {
         let answer = ask(&tcp(), request(method, "/api/v1/status")).await;
         answer.assert_problem(405, "method_not_allowed");
         assert_eq!(answer.header("allow"), "GET,HEAD");
@@ -179,10 +142,7 @@ async fn head_is_get_without_the_body() {
     let answer = ask(&tcp(), request(Method::HEAD, "/metrics")).await;
     assert_eq!(answer.status, StatusCode::OK);
     assert!(answer.body.is_empty());
-    assert_eq!(
-        answer.header("content-type"),
-        "text/plain; version=0.0.4; charset=utf-8"
-    );
+    assert_eq!(answer.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
 }
 
 #[tokio::test]
@@ -195,11 +155,7 @@ async fn every_answer_carries_the_security_headers() {
         get(&tcp(), "/nothing").await,
         ask(&tcp(), request(Method::POST, "/metrics")).await,
         ask(&tcp(), foreign.body(Body::empty()).unwrap()).await,
-        ask(
-            &tcp(),
-            large.body(Body::from(vec![b'x'; 16 * 1024 + 1])).unwrap(),
-        )
-        .await,
+        ask(&tcp(), large.body(Body::from(vec![b'x'; 16 * 1024 + 1])).unwrap()).await,
     ];
     assert_eq!(
         answers.each_ref().map(|answer| answer.status.as_u16()),
@@ -207,16 +163,8 @@ async fn every_answer_carries_the_security_headers() {
     );
     for answer in &answers {
         assert_eq!(answer.header("x-content-type-options"), "nosniff");
-        assert!(
-            answer
-                .header("content-security-policy")
-                .starts_with("default-src 'none';")
-        );
-        assert!(
-            answer
-                .header("content-security-policy")
-                .contains("frame-ancestors 'none'")
-        );
+        assert!(answer.header("content-security-policy").starts_with("default-src 'none';"));
+        assert!(answer.header("content-security-policy").contains("frame-ancestors 'none'"));
         assert_eq!(answer.header("x-frame-options"), "DENY");
         assert_eq!(answer.header("cache-control"), "no-store");
         assert_eq!(answer.header("access-control-allow-origin"), "");
@@ -227,25 +175,13 @@ async fn every_answer_carries_the_security_headers() {
 #[tokio::test]
 async fn a_foreign_host_name_is_refused_before_any_route() {
     let with_host = |host: &str| {
-        Request::builder()
-            .uri("/api/v1/status")
-            .header("host", host)
-            .body(Body::empty())
-            .unwrap()
+        Request::builder().uri("/api/v1/status").header("host", host).body(Body::empty()).unwrap()
     };
     let answer = ask(&tcp(), with_host("evil.example:8080")).await;
     answer.assert_problem(421, "host_not_allowed");
-    let missing = Request::builder()
-        .uri("/api/v1/status")
-        .body(Body::empty())
-        .unwrap();
-    ask(&tcp(), missing)
-        .await
-        .assert_problem(400, "host_missing");
-    assert_eq!(
-        ask(&tcp(), with_host("[::1]:8080")).await.status,
-        StatusCode::OK
-    );
+    let missing = Request::builder().uri("/api/v1/status").body(Body::empty()).unwrap();
+    ask(&tcp(), missing).await.assert_problem(400, "host_missing");
+    assert_eq!(ask(&tcp(), with_host("[::1]:8080")).await.status, StatusCode::OK);
 }
 
 #[tokio::test]
@@ -270,15 +206,11 @@ async fn a_body_of_16_kib_is_the_most_that_is_read() {
 #[tokio::test]
 async fn stopping_is_on_the_control_socket_only() {
     let stop = || request(Method::POST, "/api/v1/shutdown");
-    ask(&tcp(), stop())
-        .await
-        .assert_problem(404, "no_such_route");
+    ask(&tcp(), stop()).await.assert_problem(404, "no_such_route");
 
     let plant = Arc::new(Plant::new(Vec::new()));
     let control = control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _);
-    get(&control, "/api/v1/shutdown")
-        .await
-        .assert_problem(405, "method_not_allowed");
+    get(&control, "/api/v1/shutdown").await.assert_problem(405, "method_not_allowed");
     assert_eq!(plant.stops.load(Ordering::SeqCst), 0);
     let answer = ask(&control, stop()).await;
     assert_eq!(answer.status, StatusCode::ACCEPTED);
@@ -286,9 +218,7 @@ async fn stopping_is_on_the_control_socket_only() {
     assert_eq!(plant.stops.load(Ordering::SeqCst), 1);
 
     // The socket's mode decides who may connect: its clients need no Host of ours.
-    let status = Request::builder()
-        .uri("/api/v1/status")
-        .header("host", "tidegate");
+    let status = Request::builder().uri("/api/v1/status").header("host", "tidegate");
     let answer = ask(&control, status.body(Body::empty()).unwrap()).await;
     assert_eq!(answer.status, StatusCode::OK);
 }

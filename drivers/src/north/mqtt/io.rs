@@ -87,11 +87,7 @@ impl MqttNorth {
         let topic = self.topic(&payload.stream);
         let packet = Publish {
             dup: false,
-            qos: if self.sink.qos == 0 {
-                QoS::AtMostOnce
-            } else {
-                QoS::AtLeastOnce
-            },
+            qos: if self.sink.qos == 0 { QoS::AtMostOnce } else { QoS::AtLeastOnce },
             retain: self.sink.retain,
             topic,
             pkid,
@@ -123,18 +119,12 @@ impl MqttNorth {
                 }
             }
             if let Err(fault) = self.drain(link).await {
-                return Delivered {
-                    count: taken,
-                    fault: Some(fault),
-                };
+                return Delivered { count: taken, fault: Some(fault) };
             }
             self.stats.add(Counter::Requests, (queued - taken) as u64);
             taken = queued;
             if refused.is_some() || taken == payloads.len() {
-                return Delivered {
-                    count: taken,
-                    fault: refused,
-                };
+                return Delivered { count: taken, fault: refused };
             }
         }
     }
@@ -175,11 +165,10 @@ impl MqttNorth {
                     Err(fault) => refused = Some(fault),
                 }
             }
+            // While more is to come, it carries the confirmations of TCP.
+            link.set_prompt(sent == payloads.len() || refused.is_some());
             if taken == sent && (sent == payloads.len() || refused.is_some()) {
-                return Delivered {
-                    count: taken,
-                    fault: refused,
-                };
+                return Delivered { count: taken, fault: refused };
             }
             match self.wait(link).await {
                 Ok(mut freed) => {
@@ -189,10 +178,7 @@ impl MqttNorth {
                     taken += freed;
                 }
                 Err(fault) => {
-                    return Delivered {
-                        count: taken,
-                        fault: Some(fault),
-                    };
+                    return Delivered { count: taken, fault: Some(fault) };
                 }
             }
         }
@@ -211,9 +197,7 @@ impl MqttNorth {
     /// messages left the window.
     async fn wait(&mut self, link: &mut Link) -> Result<usize, Fault> {
         let patience = self.sink.ack_timeout.duration();
-        let turn = link
-            .turn(Reading::On, Some(self.window.since + patience))
-            .await?;
+        let turn = link.turn(Reading::On, Some(self.window.since + patience)).await?;
         let freed = self.acknowledge(link)?;
         if freed == 0 && turn == Turn::Expired {
             self.stats.add(Counter::Timeouts, 1);
@@ -259,10 +243,7 @@ impl North for MqttNorth {
             let mut lent = Lent::take(self);
             let Some(session) = &lent.session else {
                 let fault = Fault::Link("not connected".to_owned());
-                return Delivered {
-                    count: 0,
-                    fault: Some(fault),
-                };
+                return Delivered { count: 0, fault: Some(fault) };
             };
             let mut link = session.hold().await;
             let delivered = if lent.north.sink.qos == 0 {
@@ -316,11 +297,7 @@ impl Window {
     const IDS: usize = 65_535;
 
     fn new(now: Instant) -> Self {
-        Self {
-            first: 1,
-            acknowledged: VecDeque::new(),
-            since: now,
-        }
+        Self { first: 1, acknowledged: VecDeque::new(), since: now }
     }
 
     fn len(&self) -> usize {
@@ -390,10 +367,7 @@ mod tests {
     #[test]
     fn ids_go_round_without_zero() {
         let now = Instant::now();
-        let mut window = Window {
-            first: 65_534,
-            ..Window::new(now)
-        };
+        let mut window = Window { first: 65_534, ..Window::new(now) };
         let mut ids = Vec::new();
         for _ in 0..3 {
             ids.push(window.next_id());

@@ -52,17 +52,11 @@ pub(super) fn values(rows: &Rows, row: usize) -> Vec<Option<u16>> {
 }
 
 pub(super) fn reasons(rows: &Rows) -> Vec<Option<&str>> {
-    rows.point_qualities
-        .iter()
-        .map(|(_, r)| r.as_string::<i32>().iter().next().unwrap())
-        .collect()
+    rows.point_qualities.iter().map(|(_, r)| r.as_string::<i32>().iter().next().unwrap()).collect()
 }
 
 pub(super) fn holding(addresses: &[u16]) -> Vec<Value> {
-    addresses
-        .iter()
-        .map(|a| json!({ "register": "holding", "address": a }))
-        .collect()
+    addresses.iter().map(|a| json!({ "register": "holding", "address": a })).collect()
 }
 
 /// A device whose holding registers hold their addresses.
@@ -87,10 +81,7 @@ async fn a01_values_over_a_request_border() {
     assert_eq!(asked(&peer), [(12800, 124), (12924, 2)]);
     assert_eq!(rows.qualities, [Quality::Good]);
     for (column, first) in rows.columns.iter().zip((12800_u32..).step_by(2)) {
-        assert_eq!(
-            column.as_primitive::<UInt32Type>().value(0),
-            (first << 16) | (first + 1)
-        );
+        assert_eq!(column.as_primitive::<UInt32Type>().value(0), (first << 16) | (first + 1));
     }
 }
 
@@ -109,14 +100,8 @@ async fn a02_the_last_registers_are_read() {
     let mut rig = Rig::new(&link(&peer, json!({})), json!({}), &points);
     let rows = rig.cycle().await;
     assert_eq!(asked(&peer), [(0xFFF4, 11)]);
-    assert_eq!(
-        rows.columns[0].as_string::<i32>().value(0),
-        "Tidegate-2000 serial"
-    );
-    assert_eq!(
-        rows.columns[1].as_primitive::<UInt16Type>().value(0),
-        0xABCD
-    );
+    assert_eq!(rows.columns[0].as_string::<i32>().value(0), "Tidegate-2000 serial");
+    assert_eq!(rows.columns[1].as_primitive::<UInt16Type>().value(0), 0xABCD);
 }
 
 /// A device that refuses each request which touches one of `forbidden` with exception `code`.
@@ -135,21 +120,14 @@ fn with_holes(forbidden: &'static [u16], code: u8) -> Peer {
 #[tokio::test(start_paused = true)]
 async fn a04_one_refused_point_is_one_bad_point() {
     let peer = with_holes(&[20], 2);
-    let mut rig = Rig::new(
-        &link(&peer, json!({})),
-        json!({}),
-        &holding(&[19, 20, 21, 500]),
-    );
+    let mut rig = Rig::new(&link(&peer, json!({})), json!({}), &holding(&[19, 20, 21, 500]));
     let rows = rig.cycle().await;
     assert_eq!(values(&rows, 0), [Some(19), None, Some(21), Some(500)]);
     assert_eq!(reasons(&rows), [None, Some("illegal_address"), None, None]);
     assert_eq!(rows.qualities, [Quality::Uncertain]);
     assert_eq!(rig.south.stats().notes(), ["holding 20 cannot be read"]);
     let error = rig.south.stats().last_error().unwrap();
-    assert!(
-        error.contains("holding 20 (p1): exception 02 (illegal data address)"),
-        "{error}"
-    );
+    assert!(error.contains("holding 20 (p1): exception 02 (illegal data address)"), "{error}");
     // It is not hammered: asked again after 10 s, then 20 s, then 40 s.
     peer.forget();
     let mut probes = Vec::new();
@@ -188,20 +166,14 @@ async fn a06_many_holes_at_once() {
     let peer = with_holes(&[3, 10, 21, 22, 47], 2);
     let addresses: Vec<u16> = (0..50).filter(|a| ![3, 21, 22].contains(a)).collect();
     let mut rig = Rig::new(&link(&peer, json!({})), json!({}), &holding(&addresses));
-    let expected: Vec<_> = addresses
-        .iter()
-        .map(|a| (![10, 47].contains(a)).then_some(*a))
-        .collect();
+    let expected: Vec<_> =
+        addresses.iter().map(|a| (![10, 47].contains(a)).then_some(*a)).collect();
     assert_eq!(values(&rig.cycle().await, 0), expected);
     rig.cycle().await;
     let exceptions = rig.count(Counter::Exceptions);
     peer.forget();
     assert_eq!(values(&rig.cycle().await, 0), expected);
-    assert_eq!(
-        rig.count(Counter::Exceptions),
-        exceptions,
-        "none in the third cycle"
-    );
+    assert_eq!(rig.count(Counter::Exceptions), exceptions, "none in the third cycle");
     assert_eq!(asked(&peer), [(0, 3), (4, 6), (11, 10), (23, 24), (48, 2)]);
 }
 
@@ -209,11 +181,7 @@ async fn a06_many_holes_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_device_with_a_lower_limit_is_read_in_parts() {
     let peer = Peer::new(|seen| {
-        Does::Says(if seen.quantity > 8 {
-            seen.exception(3)
-        } else {
-            seen.addresses()
-        })
+        Does::Says(if seen.quantity > 8 { seen.exception(3) } else { seen.addresses() })
     });
     let addresses: Vec<u16> = (100..130).collect();
     let mut rig = Rig::new(&link(&peer, json!({})), json!({}), &holding(&addresses));
@@ -223,11 +191,7 @@ async fn a_device_with_a_lower_limit_is_read_in_parts() {
     }
     peer.forget();
     assert_eq!(values(&rig.cycle().await, 0), expected);
-    assert!(
-        peer.seen().iter().all(|s| s.quantity <= 8),
-        "{:?}",
-        asked(&peer)
-    );
+    assert!(peer.seen().iter().all(|s| s.quantity <= 8), "{:?}", asked(&peer));
 }
 
 #[tokio::test(start_paused = true)]
@@ -237,11 +201,7 @@ async fn a_refused_point_comes_back() {
     let peer = Peer::new(move |seen| {
         let touches = seen.start <= 5 && 5 - seen.start < seen.quantity;
         let says_no = touches && *flag.lock().unwrap();
-        Does::Says(if says_no {
-            seen.exception(2)
-        } else {
-            seen.addresses()
-        })
+        Does::Says(if says_no { seen.exception(2) } else { seen.addresses() })
     });
     let mut rig = Rig::new(&link(&peer, json!({})), json!({}), &holding(&[4, 5, 6]));
     assert_eq!(values(&rig.cycle().await, 0), [Some(4), None, Some(6)]);
@@ -273,14 +233,10 @@ async fn exception_01_refuses_the_block() {
 #[tokio::test(start_paused = true)]
 async fn a10_coils_beyond_the_first_byte() {
     let coils = |n: u16| -> Vec<Value> {
-        (0..n)
-            .map(|a| json!({ "register": "coil", "address": a }))
-            .collect()
+        (0..n).map(|a| json!({ "register": "coil", "address": a })).collect()
     };
     let on = |rows: &Rows| -> Vec<usize> {
-        (0..rows.columns.len())
-            .filter(|c| rows.columns[*c].as_boolean().value(0))
-            .collect()
+        (0..rows.columns.len()).filter(|c| rows.columns[*c].as_boolean().value(0)).collect()
     };
     let peer = Peer::new(|seen| Does::Says(seen.reply(&[0x00, 0x82])));
     let mut rig = Rig::new(&link(&peer, json!({})), json!({}), &coils(16));
@@ -298,19 +254,12 @@ async fn a11_busy_is_no_value() {
     let mut count = 0;
     let peer = Peer::new(move |seen| {
         count += 1;
-        Does::Says(if count == 2 {
-            seen.exception(6)
-        } else {
-            seen.addresses()
-        })
+        Does::Says(if count == 2 { seen.exception(6) } else { seen.addresses() })
     });
     let mut rig = Rig::new(&link(&peer, json!({})), json!({}), &holding(&[7]));
     assert_eq!(values(&rig.cycle().await, 0), [Some(7)]);
     let rows = rig.cycle().await;
-    assert_eq!(
-        (values(&rows, 0), reasons(&rows)),
-        (vec![None], vec![Some("busy")])
-    );
+    assert_eq!((values(&rows, 0), reasons(&rows)), (vec![None], vec![Some("busy")]));
     assert_eq!(rows.qualities, [Quality::Bad]);
     assert_eq!(values(&rig.cycle().await, 0), [Some(7)]);
     assert_eq!(asked(&peer).len(), 3, "no hole is searched for");
@@ -328,11 +277,7 @@ fn missed_cycles_are_skipped_on_the_grid() {
         (5200, 5000, true),
         (5900, 6000, true),
     ] {
-        assert_eq!(
-            next_due(start, SECOND, at(ended)),
-            (at(next), overrun),
-            "ended at {ended}"
-        );
+        assert_eq!(next_due(start, SECOND, at(ended)), (at(next), overrun), "ended at {ended}");
     }
 }
 
@@ -340,11 +285,7 @@ fn missed_cycles_are_skipped_on_the_grid() {
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_read_goes_on_where_it_was() {
     let peer = Peer::new(|seen| Does::Later(Duration::from_millis(10), seen.addresses()));
-    let mut rig = Rig::new(
-        &link(&peer, json!({})),
-        json!({}),
-        &holding(&[3, 500, 1000]),
-    );
+    let mut rig = Rig::new(&link(&peer, json!({})), json!({}), &holding(&[3, 500, 1000]));
     let start = Instant::now();
     let mut rows = 0;
     while rows < 20 {
@@ -382,8 +323,5 @@ async fn a_wrong_configuration_is_refused_in_words() {
     let bus = link(&honest(), json!({}));
     let points = [json!({ "name": "e", "register": "input", "address": 65535, "type": "u32" })];
     let fault = ModbusSouth::new("meter", with(json!({}), &points), bus).unwrap_err();
-    assert!(
-        matches!(&fault, Fault::Config(text) if text.contains("`e`")),
-        "{fault}"
-    );
+    assert!(matches!(&fault, Fault::Config(text) if text.contains("`e`")), "{fault}");
 }

@@ -52,9 +52,7 @@ pub struct ModbusSouth {
 
 impl std::fmt::Debug for ModbusSouth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ModbusSouth")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
+        f.debug_struct("ModbusSouth").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -73,11 +71,7 @@ impl ModbusSouth {
                 problem.message, problem.hint
             )));
         }
-        let period = device
-            .polls
-            .first()
-            .map(|p| p.every.duration())
-            .unwrap_or_default();
+        let period = device.polls.first().map(|p| p.every.duration()).unwrap_or_default();
         Ok(Self {
             name,
             points: device.columns(),
@@ -124,17 +118,12 @@ impl ModbusSouth {
     fn missed(&self, error: Option<String>) {
         self.stats.add(Counter::CyclesWithoutLink, 1);
         self.stats.set_state(LinkState::Down);
-        self.stats.set_error(Some(
-            error.unwrap_or_else(|| "no connection yet".to_owned()),
-        ));
+        self.stats.set_error(Some(error.unwrap_or_else(|| "no connection yet".to_owned())));
     }
 
     fn gone(&self) -> Fault {
         self.stats.set_state(LinkState::Down);
-        Fault::Link(format!(
-            "the link {} is not served any more",
-            self.bus.name()
-        ))
+        Fault::Link(format!("the link {} is not served any more", self.bus.name()))
     }
 
     fn plan_next(&mut self, due: Instant) {
@@ -184,9 +173,7 @@ impl ModbusSouth {
     /// Writes the cycle's row and shows what it came to.
     fn end_cycle(&mut self, rows: &mut TableBuilder) {
         self.phase = Phase::Idle;
-        let outcome = self
-            .scheduler
-            .finish(rows, Instant::now(), self.bus.is_shared());
+        let outcome = self.scheduler.finish(rows, Instant::now(), self.bus.is_shared());
         let error = self.scheduler.error();
         match outcome {
             Outcome::NoLink => self.missed(error.map(str::to_owned)),
@@ -195,12 +182,7 @@ impl ModbusSouth {
         if self.scheduler.learnt() {
             let holes = self.scheduler.holes().len();
             tracing::info!(device = %self.name, holes, "learnt what the device refuses to read");
-            let notes = self
-                .scheduler
-                .holes()
-                .iter()
-                .map(ToString::to_string)
-                .collect();
+            let notes = self.scheduler.holes().iter().map(ToString::to_string).collect();
             self.stats.set_notes(notes);
         }
         if let Some(due) = self.due {
@@ -215,21 +197,14 @@ impl ModbusSouth {
 /// is skipped, never queued.
 fn next_due(due: Instant, period: Duration, now: Instant) -> (Instant, bool) {
     let next = due + period;
-    let Some(late) = now
-        .checked_duration_since(next)
-        .filter(|late| !late.is_zero())
-    else {
+    let Some(late) = now.checked_duration_since(next).filter(|late| !late.is_zero()) else {
         return (next, false);
     };
     let whole = u32::try_from(late.as_nanos() / period.as_nanos().max(1)).unwrap_or(u32::MAX);
     let Some(tick) = period.checked_mul(whole).map(|skipped| next + skipped) else {
         return (now + period, true);
     };
-    if now - tick < period / 2 {
-        (tick, true)
-    } else {
-        (tick + period, true)
-    }
+    if now - tick < period / 2 { (tick, true) } else { (tick + period, true) }
 }
 
 impl South for ModbusSouth {

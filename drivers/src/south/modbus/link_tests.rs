@@ -31,11 +31,7 @@ async fn a17_a_late_reply_is_nobodys_value() {
         assert_eq!(values(&rig.cycle().await, 0), [Some(10), Some(500)]);
     }
     assert_eq!(bus.stats().get(Counter::StaleReplies), 1);
-    assert_eq!(
-        bus.stats().get(Counter::Connects),
-        1,
-        "the connection stays"
-    );
+    assert_eq!(bus.stats().get(Counter::Connects), 1, "the connection stays");
 }
 
 /// Field case A17 with a device that does not copy ids: the connection is made anew.
@@ -63,13 +59,8 @@ async fn a17_without_ids_the_connection_is_made_anew() {
 
 /// Three units on one link, unit 1 silent; polled side by side for `cycles` rounds of 1 s.
 async fn three_units(timeout_ms: u64, rounds: usize) -> (Peer, Vec<Vec<Rows>>) {
-    let peer = Peer::new(|seen| {
-        if seen.unit == 1 {
-            Does::Nothing
-        } else {
-            Does::Says(seen.addresses())
-        }
-    });
+    let peer =
+        Peer::new(|seen| if seen.unit == 1 { Does::Nothing } else { Does::Says(seen.addresses()) });
     let bus = link(&peer, json!({}));
     let until = Instant::now() + SECOND * u32::try_from(rounds).unwrap();
     let devices = (1..=3).map(|unit| {
@@ -109,19 +100,12 @@ async fn a27_a_dead_unit_is_demoted() {
     let (peer, rows) = three_units(1000, 65).await;
     let start = peer.seen()[0].at;
     for unit in [&rows[1], &rows[2]] {
-        let late = unit
-            .iter()
-            .filter(|r| r.arrived[0] - start >= 5 * SECOND)
-            .count();
+        let late = unit.iter().filter(|r| r.arrived[0] - start >= 5 * SECOND).count();
         assert!(late >= 54, "{late} of 60");
     }
     let probes = peer.seen().iter().filter(|s| s.unit == 1).count();
     assert!(probes <= 6, "{probes} probes in 65 s");
-    assert!(
-        rows[0].len() >= 60,
-        "a row a cycle all the same: {}",
-        rows[0].len()
-    );
+    assert!(rows[0].len() >= 60, "a row a cycle all the same: {}", rows[0].len());
 }
 
 /// A gateway that answers 0B for a dead unit, after a second of its own waiting, is no better than
@@ -147,13 +131,12 @@ async fn a27_a_unit_that_a_gateway_cannot_reach_is_demoted() {
 async fn a_silent_unit_that_is_alone_is_asked_each_cycle() {
     let silent = Arc::new(Mutex::new(true));
     let flag = Arc::clone(&silent);
-    let peer = Peer::new(move |seen| {
-        if *flag.lock().unwrap() {
-            Does::Nothing
-        } else {
-            Does::Says(seen.addresses())
-        }
-    });
+    let peer =
+        Peer::new(
+            move |seen| {
+                if *flag.lock().unwrap() { Does::Nothing } else { Does::Says(seen.addresses()) }
+            },
+        );
     let bus = link(&peer, json!({}));
     let mut rig = Rig::new(&bus, json!({ "timeout": "200ms" }), &holding(&[1]));
     for _ in 0..30 {
@@ -168,19 +151,14 @@ async fn a_silent_unit_that_is_alone_is_asked_each_cycle() {
 /// A block that is never answered does not hide the others.
 #[tokio::test(start_paused = true)]
 async fn silent_blocks_do_not_hide_the_others() {
-    let peer = Peer::new(|seen| {
-        if seen.start < 1000 {
-            Does::Nothing
-        } else {
-            Does::Says(seen.addresses())
-        }
-    });
+    let peer =
+        Peer::new(
+            |seen| {
+                if seen.start < 1000 { Does::Nothing } else { Does::Says(seen.addresses()) }
+            },
+        );
     let bus = link(&peer, json!({}));
-    let mut rig = Rig::new(
-        &bus,
-        json!({ "timeout": "100ms" }),
-        &holding(&[0, 500, 1000]),
-    );
+    let mut rig = Rig::new(&bus, json!({ "timeout": "100ms" }), &holding(&[0, 500, 1000]));
     let mut seen = 0;
     for _ in 0..9 {
         seen += usize::from(values(&rig.cycle().await, 0)[2] == Some(1000));
@@ -193,11 +171,7 @@ async fn silent_blocks_do_not_hide_the_others() {
 #[tokio::test(start_paused = true)]
 async fn a33_the_rate_after_reconnects_is_the_configured_one() {
     let peer = Peer::new(|seen| {
-        if seen.transaction.is_multiple_of(3) {
-            Does::Closes
-        } else {
-            Does::Says(seen.addresses())
-        }
+        if seen.transaction.is_multiple_of(3) { Does::Closes } else { Does::Says(seen.addresses()) }
     });
     let bus = link(&peer, json!({}));
     let mut rig = Rig::new(&bus, json!({}), &holding(&[3]));
@@ -210,11 +184,7 @@ async fn a33_the_rate_after_reconnects_is_the_configured_one() {
     let (seen, start) = (peer.seen(), peer.seen()[0].at);
     assert_eq!(seen.len(), 60);
     for (request, cycle) in seen.iter().zip(0..) {
-        assert_eq!(
-            (request.at - start).as_secs(),
-            cycle,
-            "one request a second"
-        );
+        assert_eq!((request.at - start).as_secs(), cycle, "one request a second");
     }
 }
 
@@ -223,11 +193,8 @@ async fn a33_a_link_that_is_down_gives_no_rows_and_then_the_next_cycle() {
     let peer = honest();
     peer.refuse(4);
     let bus = link(&peer, json!({ "backoff_min": "1s", "backoff_max": "60s" }));
-    let mut rig = Rig::new(
-        &bus,
-        json!({ "polls": [{ "name": "slow", "every": "2s" }] }),
-        &holding(&[9]),
-    );
+    let mut rig =
+        Rig::new(&bus, json!({ "polls": [{ "name": "slow", "every": "2s" }] }), &holding(&[9]));
     let start = Instant::now();
     assert!(rig.cycle().await.is_empty());
     assert_eq!(rig.south.stats().state(), LinkState::Down);
@@ -236,10 +203,7 @@ async fn a33_a_link_that_is_down_gives_no_rows_and_then_the_next_cycle() {
     while rig.cycle().await.is_empty() {}
     // Pauses of 0.75 to 1 times 1, 2, 4 and 8 s before the fifth attempt.
     let waited = start.elapsed();
-    assert!(
-        waited > Duration::from_secs(11) && waited < Duration::from_secs(16),
-        "{waited:?}"
-    );
+    assert!(waited > Duration::from_secs(11) && waited < Duration::from_secs(16), "{waited:?}");
     assert_eq!(peer.attempts().len(), 5);
     assert_eq!(rig.south.stats().state(), LinkState::Up);
     assert_eq!(rig.south.stats().last_error(), None);
@@ -261,13 +225,12 @@ async fn a_device_that_closes_after_each_reply_is_read() {
 /// A connection that breaks inside a cycle: what was read before is kept.
 #[tokio::test(start_paused = true)]
 async fn half_a_cycle_is_an_uncertain_row() {
-    let peer = Peer::new(|seen| {
-        if seen.start == 500 {
-            Does::Closes
-        } else {
-            Does::Says(seen.addresses())
-        }
-    });
+    let peer =
+        Peer::new(
+            |seen| {
+                if seen.start == 500 { Does::Closes } else { Does::Says(seen.addresses()) }
+            },
+        );
     let mut rig = Rig::new(&link(&peer, json!({})), json!({}), &holding(&[1, 500]));
     let rows = rig.cycle().await;
     assert_eq!(reasons(&rows), [None, Some("link_down")]);
@@ -278,11 +241,7 @@ async fn half_a_cycle_is_an_uncertain_row() {
 #[tokio::test(start_paused = true)]
 async fn a66_overruns_are_counted_and_the_rate_does_not_halve() {
     let peer = Peer::new(|seen| Does::Later(Duration::from_millis(1400), seen.addresses()));
-    let mut rig = Rig::new(
-        &link(&peer, json!({})),
-        json!({ "timeout": "2s" }),
-        &holding(&[3]),
-    );
+    let mut rig = Rig::new(&link(&peer, json!({})), json!({ "timeout": "2s" }), &holding(&[3]));
     let start = Instant::now();
     let mut rows = 0;
     while start.elapsed() < 30 * SECOND {
@@ -293,11 +252,7 @@ async fn a66_overruns_are_counted_and_the_rate_does_not_halve() {
     }
     assert!(rows >= 20, "{rows} rows in 30 s");
     assert_eq!(rig.count(Counter::Overruns), rows);
-    assert_eq!(
-        peer.seen().len(),
-        usize::try_from(rows).unwrap(),
-        "nothing is queued"
-    );
+    assert_eq!(peer.seen().len(), usize::try_from(rows).unwrap(), "nothing is queued");
 }
 
 #[tokio::test(start_paused = true)]

@@ -101,19 +101,10 @@ impl MqttSouth {
     }
 
     async fn subscribe(&mut self, link: &mut Link) -> Result<(), Fault> {
-        let qos = if self.feed.qos == 0 {
-            QoS::AtMostOnce
-        } else {
-            QoS::AtLeastOnce
-        };
-        let filters = self.feed.topics.iter().map(|path| SubscribeFilter {
-            path: path.clone(),
-            qos,
-        });
-        let subscribe = Subscribe {
-            pkid: SUBSCRIBE_ID,
-            filters: filters.collect(),
-        };
+        let qos = if self.feed.qos == 0 { QoS::AtMostOnce } else { QoS::AtLeastOnce };
+        let filters =
+            self.feed.topics.iter().map(|path| SubscribeFilter { path: path.clone(), qos });
+        let subscribe = Subscribe { pkid: SUBSCRIBE_ID, filters: filters.collect() };
         link.send(&Packet::Subscribe(subscribe))?;
         let deadline = Instant::now() + SUBSCRIBE_TIMEOUT;
         self.subscribing = Some(deadline);
@@ -149,14 +140,11 @@ impl MqttSouth {
         if let Some(text) = refused_filters(&ack, &self.feed) {
             return Err(link.fail(text));
         }
-        if ack
-            .return_codes
-            .contains(&SubscribeReasonCode::Success(QoS::AtMostOnce))
+        if ack.return_codes.contains(&SubscribeReasonCode::Success(QoS::AtMostOnce))
             && self.feed.qos == 1
         {
             tracing::warn!(url = %self.feed.url, "the broker grants QoS 0 only");
-            self.stats
-                .set_error(Some("the broker grants QoS 0 only".to_owned()));
+            self.stats.set_error(Some("the broker grants QoS 0 only".to_owned()));
         }
         self.subscribing = None;
         self.subscribed = true;
@@ -185,9 +173,7 @@ impl MqttSouth {
             Incoming::Oversize { pkid, size } => {
                 self.stats.add(Counter::Replies, 1);
                 let max = self.feed.max_packet;
-                self.reject(format!(
-                    "a message of {size} bytes, more than `max_packet: {max}`"
-                ));
+                self.reject(format!("a message of {size} bytes, more than `max_packet: {max}`"));
                 pkid
             }
             other @ Incoming::Packet(_) => return self.control(other, link),
@@ -212,12 +198,7 @@ impl MqttSouth {
         arrived: Instant,
     ) -> Result<(), String> {
         let topic = std::str::from_utf8(&publish.topic).map_err(|e| e.to_string())?;
-        if !self
-            .feed
-            .topics
-            .iter()
-            .any(|filter| concerns(filter, topic))
-        {
+        if !self.feed.topics.iter().any(|filter| concerns(filter, topic)) {
             return Err(format!(
                 "a message on `{topic}`, which no filter asks for: the session has an older \
                  subscription"
@@ -226,12 +207,7 @@ impl MqttSouth {
         self.decoder
             .read(&publish.payload)
             .map_err(|why| format!("a message on `{topic}` cannot be read: {why}"))?;
-        let origin = Origin {
-            topic,
-            qos: publish.qos as u8,
-            retained: publish.retain,
-            arrived,
-        };
+        let origin = Origin { topic, qos: publish.qos as u8, retained: publish.retain, arrived };
         let before = rows.len();
         let timeless = self.decoder.append(rows, origin);
         self.batch.rows += rows.len() - before;
@@ -240,9 +216,8 @@ impl MqttSouth {
         }
         if timeless > 0 {
             self.stats.add(Counter::BadReplies, timeless);
-            self.stats.set_error(Some(format!(
-                "a message on `{topic}` has a row without its time"
-            )));
+            self.stats
+                .set_error(Some(format!("a message on `{topic}` has a row without its time")));
         }
         Ok(())
     }
@@ -264,10 +239,7 @@ impl MqttSouth {
                 self.take(incoming, rows, link)?;
             }
             self.check_subscribed(link)?;
-            let due = self
-                .batch
-                .since
-                .map(|since| since + self.feed.linger.duration());
+            let due = self.batch.since.map(|since| since + self.feed.linger.duration());
             if self.batch.rows >= enough || due.is_some_and(|due| due <= Instant::now()) {
                 return Ok(());
             }
@@ -456,10 +428,6 @@ fn refused_filters(ack: &SubAck, feed: &MqttFeed) -> Option<String> {
     if ack.pkid != SUBSCRIBE_ID || ack.return_codes.len() != feed.topics.len() {
         return Some("the broker confirmed another subscription".to_owned());
     }
-    (!refused.is_empty()).then(|| {
-        format!(
-            "the broker refused the subscription to {}",
-            refused.join(", ")
-        )
-    })
+    (!refused.is_empty())
+        .then(|| format!("the broker refused the subscription to {}", refused.join(", ")))
 }

@@ -53,11 +53,7 @@ pub fn link_of(device: &Device) -> Option<&Name> {
 
 /// The load of each link of a document, in order.
 pub fn loads(document: &Document) -> Vec<LinkLoad<'_>> {
-    document
-        .links
-        .iter()
-        .map(|link| load(document, link))
-        .collect()
+    document.links.iter().map(|link| load(document, link)).collect()
 }
 
 fn load<'a>(document: &'a Document, link: &'a Link) -> LinkLoad<'a> {
@@ -80,24 +76,12 @@ fn load<'a>(document: &'a Document, link: &'a Link) -> LinkLoad<'a> {
         .filter(|d| !d.every.is_zero())
         .map(|d| request.as_secs_f64() * d.blocks.len() as f64 / d.every.as_secs_f64())
         .sum();
-    LinkLoad {
-        link,
-        devices,
-        busy,
-    }
+    LinkLoad { link, devices, busy }
 }
 
 fn device_load<'a>(index: usize, name: &'a Name, device: &ModbusDevice) -> DeviceLoad<'a> {
-    let every = device
-        .polls
-        .first()
-        .map_or(Duration::ZERO, |poll| poll.every.duration());
-    DeviceLoad {
-        index,
-        name,
-        blocks: modbus::plan(device),
-        every,
-    }
+    let every = device.polls.first().map_or(Duration::ZERO, |poll| poll.every.duration());
+    DeviceLoad { index, name, blocks: modbus::plan(device), every }
 }
 
 impl Checker<'_> {

@@ -34,22 +34,13 @@ impl Checker<'_> {
         let Some(table) = self.table_of(stream, row, path) else {
             return;
         };
-        let names: Vec<_> = table
-            .devices
-            .iter()
-            .map(|d| &self.document.devices[*d].name)
-            .collect();
+        let names: Vec<_> = table.devices.iter().map(|d| &self.document.devices[*d].name).collect();
         match &row.device {
             Some(device) if !names.contains(&device) => {
                 let known: Vec<_> = names.iter().map(|n| n.as_str()).collect();
                 let message = format!("the table `{}` has no device `{device}`", table.name);
                 let hint = suggest(device.as_str(), &known);
-                self.say(
-                    Code::UnknownName,
-                    &path.then("device"),
-                    message,
-                    hint.as_deref(),
-                );
+                self.say(Code::UnknownName, &path.then("device"), message, hint.as_deref());
             }
             None if names.len() > 1 => {
                 let message = format!("the table `{}` has several devices", table.name);
@@ -62,10 +53,7 @@ impl Checker<'_> {
             if ["time", "seq"].contains(&column.as_str()) {
                 let message = format!("`{column}` is not given: rows are stamped by `at`");
                 let path = path.then(column.as_str());
-                let problem = self
-                    .loaded
-                    .spans
-                    .problem_with_key(Code::TestColumn, &path, message);
+                let problem = self.loaded.spans.problem_with_key(Code::TestColumn, &path, message);
                 self.problems.push(problem);
                 continue;
             }
@@ -81,12 +69,7 @@ impl Checker<'_> {
                 let known: Vec<_> = from.iter().map(crate::Name::as_str).collect();
                 let message = format!("the stream `{}` does not read `{name}`", stream.name);
                 let hint = suggest(name.as_str(), &known);
-                self.say(
-                    Code::UnknownName,
-                    &path.then("table"),
-                    message,
-                    hint.as_deref(),
-                );
+                self.say(Code::UnknownName, &path.then("table"), message, hint.as_deref());
                 return None;
             }
             (None, [only]) => only,
@@ -98,10 +81,7 @@ impl Checker<'_> {
             }
         };
         let sound = !self.is_damaged("tables", name);
-        self.tables
-            .iter()
-            .find(|t| sound && t.name == name.as_str())
-            .cloned()
+        self.tables.iter().find(|t| sound && t.name == name.as_str()).cloned()
     }
 
     fn value(&mut self, schema: &Schema, column: &str, value: &Scalar, path: &Path) {
@@ -109,18 +89,12 @@ impl Checker<'_> {
             let known: Vec<_> = schema.fields().iter().map(|f| f.name().as_str()).collect();
             let message = format!("there is no column `{column}`");
             let hint = suggest(column, &known);
-            let problem = self
-                .loaded
-                .spans
-                .problem_with_key(Code::TestColumn, path, message);
+            let problem = self.loaded.spans.problem_with_key(Code::TestColumn, path, message);
             self.problems.push(Problem { hint, ..problem });
             return;
         };
         if !fits(field.data_type(), value) {
-            let message = format!(
-                "the column `{column}` takes {}",
-                in_words(field.data_type())
-            );
+            let message = format!("the column `{column}` takes {}", in_words(field.data_type()));
             self.say(Code::TestColumn, path, message, None);
         }
     }
@@ -128,12 +102,7 @@ impl Checker<'_> {
     fn expected(&mut self, test: &StreamTest, result: &Schema, path: &Path) {
         for (index, row) in test.expect.rows.iter().flatten().enumerate() {
             for (column, value) in row {
-                self.value(
-                    result,
-                    column,
-                    value,
-                    &path.then(index).then(column.as_str()),
-                );
+                self.value(result, column, value, &path.then(index).then(column.as_str()));
             }
         }
     }

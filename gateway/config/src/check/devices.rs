@@ -43,11 +43,7 @@ fn refused(driver: &DeviceDriver) -> Vec<Refused> {
         DeviceDriver::Generate(device) => device
             .problems()
             .into_iter()
-            .map(|(field, message, hint)| Refused {
-                field,
-                message,
-                hint,
-            })
+            .map(|(field, message, hint)| Refused { field, message, hint })
             .collect(),
     }
 }
@@ -65,12 +61,7 @@ impl<'a> Checker<'a> {
             }
             self.poll_groups(device, &driver);
             let names_wrong = self.columns(device, &driver);
-            for Refused {
-                field,
-                message,
-                hint,
-            } in refused(&device.driver)
-            {
+            for Refused { field, message, hint } in refused(&device.driver) {
                 // Some drivers look at names too, with less of a place.
                 if names_wrong && (field == "points" || field.ends_with("].name")) {
                     continue;
@@ -91,12 +82,7 @@ impl<'a> Checker<'a> {
             1 => {}
             0 => {
                 let hint = "leave `polls` out for one group that is read each second";
-                self.say(
-                    Code::PollGroups,
-                    &path,
-                    "there is no poll group",
-                    Some(hint),
-                );
+                self.say(Code::PollGroups, &path, "there is no poll group", Some(hint));
             }
             n => {
                 let message = format!("{n} poll groups: only one is possible for now");
@@ -111,12 +97,7 @@ impl<'a> Checker<'a> {
         let before = self.problems.len();
         let columns = device.driver.columns();
         let mut taken: BTreeSet<String> = RESERVED_COLUMNS.map(str::to_owned).into();
-        taken.extend(
-            columns
-                .iter()
-                .filter(|c| c.metadata)
-                .map(|c| c.name.clone()),
-        );
+        taken.extend(columns.iter().filter(|c| c.metadata).map(|c| c.name.clone()));
         if device.point_quality {
             for point in columns.iter().filter(|c| !c.metadata) {
                 taken.insert(format!("{}_quality", point.name));
@@ -152,9 +133,7 @@ impl<'a> Checker<'a> {
             let first = &self.document.devices[*first];
             for index in others {
                 let device = &self.document.devices[*index];
-                let damaged = [first, device]
-                    .iter()
-                    .any(|d| self.is_damaged("devices", &d.name));
+                let damaged = [first, device].iter().any(|d| self.is_damaged("devices", &d.name));
                 let (a, b) = (first.schema(), device.schema());
                 if damaged || a == b {
                     continue;
@@ -182,11 +161,7 @@ impl<'a> Checker<'a> {
                     "`{}` and `{}` share the table `{}`, but their columns differ",
                     first.name, device.name, table.name
                 );
-                let field = if device.table.is_some() {
-                    "table"
-                } else {
-                    "name"
-                };
+                let field = if device.table.is_some() { "table" } else { "name" };
                 let path = path_of("devices").then(*index).then(field);
                 self.say(Code::TableColumns, &path, message, Some(&hint));
             }

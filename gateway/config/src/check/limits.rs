@@ -28,11 +28,9 @@ fn refused(driver: &SinkDriver) -> Vec<Refused> {
         hint: Some(hint.to_owned()),
     };
     match driver {
-        SinkDriver::Mqtt(sink) => sink
-            .problems()
-            .into_iter()
-            .map(|(field, m, h)| one(field, &m, &h))
-            .collect(),
+        SinkDriver::Mqtt(sink) => {
+            sink.problems().into_iter().map(|(field, m, h)| one(field, &m, &h)).collect()
+        }
         SinkDriver::File(sink) => {
             let mut found = Vec::new();
             if sink.path.is_empty() || sink.path.ends_with('/') {
@@ -63,23 +61,13 @@ impl Checker<'_> {
             if !(1..=QUEUE_MAX).contains(&value) {
                 let message = format!("`{field}` is {value}");
                 let hint = format!("write a number from 1 to {QUEUE_MAX}");
-                self.say(
-                    Code::LimitRange,
-                    &path_of("limits").then(field),
-                    message,
-                    Some(&hint),
-                );
+                self.say(Code::LimitRange, &path_of("limits").then(field), message, Some(&hint));
             }
         }
         if limits.memory < MEMORY_MIN {
             let message = format!("no SQL runs in {} of memory", limits.memory);
             let hint = format!("write {MEMORY_MIN} or more");
-            self.say(
-                Code::LimitRange,
-                &path_of("limits").then("memory"),
-                message,
-                Some(&hint),
-            );
+            self.say(Code::LimitRange, &path_of("limits").then("memory"), message, Some(&hint));
         }
         let grace = self.document.gateway.shutdown_grace;
         if grace.duration().is_zero() || grace > GRACE_MAX {
@@ -104,19 +92,12 @@ impl Checker<'_> {
             }
             return;
         }
-        let host = listen
-            .rsplit_once(':')
-            .map_or(listen.as_str(), |(host, _)| host);
+        let host = listen.rsplit_once(':').map_or(listen.as_str(), |(host, _)| host);
         let code = match host.parse::<IpAddr>() {
             Ok(ip) if !ip.is_loopback() => Code::NotLoopback,
             _ => Code::BadValue,
         };
-        self.say(
-            code,
-            &path,
-            format!("`{listen}` is no IP address with a port"),
-            Some(hint),
-        );
+        self.say(code, &path, format!("`{listen}` is no IP address with a port"), Some(hint));
     }
 
     fn store(&mut self) {
@@ -124,24 +105,14 @@ impl Checker<'_> {
         let path = path_of("store");
         if store.path.is_empty() {
             let message = "the store needs a folder";
-            self.say(
-                Code::BadValue,
-                &path.then("path"),
-                message,
-                Some("name a folder"),
-            );
+            self.say(Code::BadValue, &path.then("path"), message, Some("name a folder"));
         }
         if store.commit_every.duration().is_zero() || store.commit_every > COMMIT_EVERY_MAX {
             let message = format!("a commit every {} is not possible", store.commit_every);
             let hint = format!(
                 "write a time up to {COMMIT_EVERY_MAX}; `sync: each` commits a stream's results at once"
             );
-            self.say(
-                Code::SpanRange,
-                &path.then("commit_every"),
-                message,
-                Some(&hint),
-            );
+            self.say(Code::SpanRange, &path.then("commit_every"), message, Some(&hint));
         }
         let path = path.then("max_bytes");
         if store.max_bytes < STORE_BYTES_MIN {
@@ -168,45 +139,21 @@ impl Checker<'_> {
             }
             let path = path_of("sinks").then(index);
             let driver = path.then("driver").then(sink.driver.kind());
-            for Refused {
-                field,
-                message,
-                hint,
-            } in refused(&sink.driver)
-            {
-                self.say(
-                    Code::DriverSetting,
-                    &driver.join(&field),
-                    message,
-                    hint.as_deref(),
-                );
+            for Refused { field, message, hint } in refused(&sink.driver) {
+                self.say(Code::DriverSetting, &driver.join(&field), message, hint.as_deref());
             }
             let store = path.then("store");
             if sink.store.max_bytes < SINK_BYTES_MIN {
                 let message = format!("{} hold no useful number of records", sink.store.max_bytes);
                 let hint = format!("write {SINK_BYTES_MIN} or more");
-                self.say(
-                    Code::StoreBounds,
-                    &store.then("max_bytes"),
-                    message,
-                    Some(&hint),
-                );
+                self.say(Code::StoreBounds, &store.then("max_bytes"), message, Some(&hint));
             }
             if sink.store.max_records == Some(0) {
                 let hint = "leave it out, or write 1 or more";
                 let message = "with no record that may wait, nothing is delivered";
-                self.say(
-                    Code::LimitRange,
-                    &store.then("max_records"),
-                    message,
-                    Some(hint),
-                );
+                self.say(Code::LimitRange, &store.then("max_records"), message, Some(hint));
             }
-            if sink
-                .store
-                .max_age
-                .is_some_and(|age| age.duration().is_zero())
-            {
+            if sink.store.max_age.is_some_and(|age| age.duration().is_zero()) {
                 let hint = "leave it out, or write a time such as `14d`";
                 let message = "with 0s each record is dropped at once";
                 self.say(Code::SpanRange, &store.then("max_age"), message, Some(hint));

@@ -93,18 +93,12 @@ impl<'a> Checker<'a> {
     /// Notes a problem with the value at `path`.
     fn say(&mut self, code: Code, path: &Path, message: impl Into<String>, hint: Option<&str>) {
         let problem = self.loaded.spans.problem(code, path, message);
-        self.problems.push(Problem {
-            hint: hint.map(str::to_owned),
-            ..problem
-        });
+        self.problems.push(Problem { hint: hint.map(str::to_owned), ..problem });
     }
 
     /// True where an item lost something while it was read.
     fn is_damaged(&self, section: &str, name: &Name) -> bool {
-        self.loaded
-            .damaged
-            .get(section)
-            .is_some_and(|names| names.contains(name.as_str()))
+        self.loaded.damaged.get(section).is_some_and(|names| names.contains(name.as_str()))
     }
 
     /// Notes a reference that leads nowhere. True where it leads somewhere.
@@ -115,12 +109,7 @@ impl<'a> Checker<'a> {
         }
         let hint = suggest(name.as_str(), &known)
             .unwrap_or_else(|| format!("the document has no {what} yet"));
-        self.say(
-            Code::UnknownName,
-            path,
-            format!("there is no {what} `{name}`"),
-            Some(&hint),
-        );
+        self.say(Code::UnknownName, path, format!("there is no {what} `{name}`"), Some(&hint));
         false
     }
 
@@ -129,10 +118,7 @@ impl<'a> Checker<'a> {
         if section == "tables" {
             return self.tables.iter().map(|t| t.name.as_str()).collect();
         }
-        self.section(section)
-            .into_iter()
-            .map(|(name, _)| name.as_str())
-            .collect()
+        self.section(section).into_iter().map(|(name, _)| name.as_str()).collect()
     }
 
     fn section(&self, section: &str) -> Vec<(&'a Name, Path)> {
@@ -142,11 +128,7 @@ impl<'a> Checker<'a> {
             name: impl Fn(&'a T) -> &'a Name,
         ) -> Vec<(&'a Name, Path)> {
             let root = Path::default().then(section);
-            items
-                .iter()
-                .enumerate()
-                .map(|(i, item)| (name(item), root.then(i)))
-                .collect()
+            items.iter().enumerate().map(|(i, item)| (name(item), root.then(i))).collect()
         }
         match section {
             "links" => named(section, &self.document.links, |l| &l.name),
@@ -160,12 +142,7 @@ impl<'a> Checker<'a> {
     fn version(&mut self) {
         if self.document.version != 1 {
             let message = format!("version {} is not known", self.document.version);
-            self.say(
-                Code::Version,
-                &path_of("version"),
-                message,
-                Some("write `version: 1`"),
-            );
+            self.say(Code::Version, &path_of("version"), message, Some("write `version: 1`"));
         }
     }
 
@@ -186,10 +163,7 @@ impl<'a> Checker<'a> {
             let Some(table) = self.tables.iter().find(|t| t.name == name.as_str()) else {
                 continue;
             };
-            let message = format!(
-                "the stream `{name}` is called like the table `{}`",
-                table.name
-            );
+            let message = format!("the stream `{name}` is called like the table `{}`", table.name);
             let hint = "streams and tables share the names of SQL: call it otherwise";
             self.say(Code::NameTwice, &path.then("name"), message, Some(hint));
         }
@@ -216,12 +190,7 @@ impl<'a> Checker<'a> {
 
     /// Warns about what nobody uses.
     fn unused(&mut self) {
-        let used: Vec<&Name> = self
-            .document
-            .devices
-            .iter()
-            .filter_map(bus::link_of)
-            .collect();
+        let used: Vec<&Name> = self.document.devices.iter().filter_map(bus::link_of).collect();
         for (name, path) in self.section("links") {
             if !used.contains(&name) && self.loaded.damaged.is_empty() {
                 let message = format!("no device uses the link `{name}`");

@@ -34,10 +34,7 @@ impl Checker<'_> {
                 .tables
                 .iter()
                 .filter(|t| stream.from.iter().any(|name| name.as_str() == t.name))
-                .map(|t| PlannedTable {
-                    name: &t.name,
-                    schema: t.columns.clone(),
-                })
+                .map(|t| PlannedTable { name: &t.name, schema: t.columns.clone() })
                 .collect();
             match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
                 Ok(schema) => {
@@ -64,12 +61,7 @@ impl Checker<'_> {
             usable &= !self.is_damaged("tables", table) && !self.unsound.contains(table.as_str());
             if !seen.insert(table) {
                 let message = format!("the table `{table}` stands twice in `from`");
-                self.say(
-                    Code::NameTwice,
-                    &path,
-                    message,
-                    Some("name each table once"),
-                );
+                self.say(Code::NameTwice, &path, message, Some("name each table once"));
             }
             usable &= self.reads(table, &path);
         }
@@ -92,12 +84,7 @@ impl Checker<'_> {
             }
             _ => return self.refers("table", "tables", table, path),
         };
-        self.say(
-            Code::UnknownName,
-            path,
-            format!("there is no table `{table}`"),
-            Some(&hint),
-        );
+        self.say(Code::UnknownName, path, format!("there is no table `{table}`"), Some(&hint));
         false
     }
 
@@ -107,12 +94,7 @@ impl Checker<'_> {
             let path = path.then(index).then("sink");
             if !seen.insert(&route.sink) {
                 let message = format!("the sink `{}` stands twice", route.sink);
-                self.say(
-                    Code::NameTwice,
-                    &path,
-                    message,
-                    Some("each sink gets a result once"),
-                );
+                self.say(Code::NameTwice, &path, message, Some("each sink gets a result once"));
             }
             self.refers("sink", "sinks", &route.sink, &path);
         }
@@ -125,12 +107,7 @@ impl Checker<'_> {
         }
         if to.is_empty() {
             let hint = "name a sink, or leave `late` out: late rows are counted anyway";
-            self.say(
-                Code::EmptyList,
-                &path.then("to"),
-                "`late` names no sink",
-                Some(hint),
-            );
+            self.say(Code::EmptyList, &path.then("to"), "`late` names no sink", Some(hint));
         }
         if stream.window.is_none() {
             let message = format!("`{}` has no window, so no row is late", stream.name);
@@ -139,15 +116,10 @@ impl Checker<'_> {
     }
 
     fn window(&mut self, stream: &StreamSection, path: &Path) {
-        if stream.window.is_some() && stream.idle_after.duration().is_zero() {
+        if stream.window.is_some() && stream.idle_after.is_some_and(|s| s.duration().is_zero()) {
             let hint = "write how long a source may be silent, such as `5s`";
             let message = "with 0s each source counts as silent at once";
-            self.say(
-                Code::SpanRange,
-                &path.then("idle_after"),
-                message,
-                Some(hint),
-            );
+            self.say(Code::SpanRange, &path.then("idle_after"), message, Some(hint));
         }
         let Some(Window::Tumbling(tumbling)) = &stream.window else {
             return;
@@ -162,21 +134,15 @@ impl Checker<'_> {
                 Some(hint),
             );
         } else if tumbling.offset >= tumbling.size {
-            let message = format!(
-                "the offset {} is not less than {}",
-                tumbling.offset, tumbling.size
-            );
+            let message =
+                format!("the offset {} is not less than {}", tumbling.offset, tumbling.size);
             let hint = "windows repeat after their size: a larger offset means a smaller one";
             self.say(Code::WindowShape, &path.then("offset"), message, Some(hint));
         }
     }
 
     fn sql(&mut self, path: &Path, problem: SqlProblem) {
-        let SqlProblem {
-            message,
-            position,
-            hint,
-        } = problem;
+        let SqlProblem { message, position, hint } = problem;
         let spans = &self.loaded.spans;
         let found = match position {
             Some(inside) => spans.problem_inside(inside, Code::Sql, path, message),

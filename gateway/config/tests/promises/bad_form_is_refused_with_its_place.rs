@@ -13,25 +13,13 @@ fn a_sound_document_has_no_problem() {
 #[test]
 fn text_that_is_not_yaml() {
     cases(&[
-        (
-            "store: { path: /x\n",
-            &[("E0102", 3, 8, "this is not YAML")],
-        ),
-        (
-            "store: { path: ${X} }\n",
-            &[("E0102", 3, 17, "must stand in quotes")],
-        ),
+        ("store: { path: /x\n", &[("E0102", 3, 8, "this is not YAML")]),
+        ("store: { path: ${X} }\n", &[("E0102", 3, 17, "must stand in quotes")]),
         ("store: &a { path: /x }\n", &[("E0104", 3, 11, "an anchor")]),
         ("store: !x { path: /x }\n", &[("E0104", 3, 11, "a tag")]),
-        (
-            "store: {}\n---\nversion: 1\n",
-            &[("E0104", 4, 1, "second document")],
-        ),
+        ("store: {}\n---\nversion: 1\n", &[("E0104", 4, 1, "second document")]),
         ("? [a, b]\n: 1\n", &[("E0106", 3, 3, "cannot be a key")]),
-        (
-            "web: {}\nstore: {}\nweb: {}\n",
-            &[("E0105", 5, 1, "the first one is on line 3")],
-        ),
+        ("web: {}\nstore: {}\nweb: {}\n", &[("E0105", 5, 1, "the first one is on line 3")]),
     ]);
     let deep = format!("x: {}{}", "[".repeat(70), "]".repeat(70));
     expect(&deep, &[("E0103", 1, 68, "")]);
@@ -42,24 +30,15 @@ fn bombs_are_refused_before_they_grow() {
     let bomb = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n";
     expect(bomb, &[("E0104", 1, 7, "anchor")]);
     let large = format!("x: \"{}\"", "y".repeat(17 << 20));
-    assert_eq!(
-        problems(&large).iter().next().unwrap().code.as_str(),
-        "E0103"
-    );
+    assert_eq!(problems(&large).iter().next().unwrap().code.as_str(), "E0103");
 }
 
 #[test]
 fn misspelt_fields_and_choices() {
     cases(&[
         ("stroe: {}\n", &[("E0201", 3, 1, "did you mean `store`?")]),
-        (
-            "web: { lisen: x }\n",
-            &[("E0201", 3, 8, "did you mean `listen`?")],
-        ),
-        (
-            "web: { zzz: x }\n",
-            &[("E0201", 3, 8, "known here: `listen`")],
-        ),
+        ("web: { lisen: x }\n", &[("E0201", 3, 8, "did you mean `listen`?")]),
+        ("web: { zzz: x }\n", &[("E0201", 3, 8, "known here: `listen`")]),
         (
             "sinks:\n  - name: a\n    driver: { stdotu: {} }\n",
             &[("E0205", 5, 15, "did you mean `stdout`?")],
@@ -80,64 +59,25 @@ fn misspelt_fields_and_choices() {
             "sinks:\n  - name: a\n    driver: { stdout: {} }\n    store: { when_full: dropoldest }\n",
             &[("E0205", 6, 25, "did you mean `drop_oldest`?")],
         ),
-        (
-            "sinks:\n  - name: a\n    driver:\n",
-            &[("E0205", 5, 5, "`mqtt`, `file`, `stdout`")],
-        ),
+        ("sinks:\n  - name: a\n    driver:\n", &[("E0205", 5, 5, "`mqtt`, `file`, `stdout`")]),
     ]);
 }
 
 #[test]
 fn nothing_is_coerced() {
     cases(&[
-        (
-            "store: { commit_every: 1 }\n",
-            &[("E0203", 3, 24, "such as `1s` or `1ms`")],
-        ),
-        (
-            "store: { commit_every: 1.5s }\n",
-            &[("E0204", 3, 24, "is not a duration")],
-        ),
-        (
-            "store: { max_bytes: 64 }\n",
-            &[("E0203", 3, 21, "such as `64B` or `64MiB`")],
-        ),
-        (
-            "store: { max_bytes: 64MB }\n",
-            &[("E0204", 3, 21, "`64MB` is not a size")],
-        ),
-        (
-            "store: { path: 7 }\n",
-            &[("E0203", 3, 16, "write it in quotes: \"7\"")],
-        ),
-        (
-            "store: { path: }\n",
-            &[("E0203", 3, 10, "`path` is empty: expected a text")],
-        ),
-        (
-            "limits: { table_queue: \"64\" }\n",
-            &[("E0203", 3, 24, "without quotes: 64")],
-        ),
-        (
-            "limits: { table_queue: -1 }\n",
-            &[("E0204", 3, 24, "from 0 to 4294967295")],
-        ),
-        (
-            "limits: { table_queue: 1.5 }\n",
-            &[("E0203", 3, 24, "found the number 1.5")],
-        ),
-        (
-            "limits: [ 64 ]\n",
-            &[("E0203", 3, 9, "expected a mapping, found a list")],
-        ),
-        (
-            "devices: {}\n",
-            &[("E0203", 3, 10, "expected a list, found a mapping")],
-        ),
-        (
-            "devices:\n",
-            &[("E0203", 3, 1, "`devices` is empty: expected a list")],
-        ),
+        ("store: { commit_every: 1 }\n", &[("E0203", 3, 24, "such as `1s` or `1ms`")]),
+        ("store: { commit_every: 1.5s }\n", &[("E0204", 3, 24, "is not a duration")]),
+        ("store: { max_bytes: 64 }\n", &[("E0203", 3, 21, "such as `64B` or `64MiB`")]),
+        ("store: { max_bytes: 64MB }\n", &[("E0204", 3, 21, "`64MB` is not a size")]),
+        ("store: { path: 7 }\n", &[("E0203", 3, 16, "write it in quotes: \"7\"")]),
+        ("store: { path: }\n", &[("E0203", 3, 10, "`path` is empty: expected a text")]),
+        ("limits: { table_queue: \"64\" }\n", &[("E0203", 3, 24, "without quotes: 64")]),
+        ("limits: { table_queue: -1 }\n", &[("E0204", 3, 24, "from 0 to 4294967295")]),
+        ("limits: { table_queue: 1.5 }\n", &[("E0203", 3, 24, "found the number 1.5")]),
+        ("limits: [ 64 ]\n", &[("E0203", 3, 9, "expected a mapping, found a list")]),
+        ("devices: {}\n", &[("E0203", 3, 10, "expected a list, found a mapping")]),
+        ("devices:\n", &[("E0203", 3, 1, "`devices` is empty: expected a list")]),
         (
             "devices:\n  - name: a\n    point_quality: yes\n    driver: { generate: { points: [] } }\n",
             &[("E0203", 5, 20, "write `true` or `false`, without quotes")],
@@ -151,24 +91,9 @@ fn nothing_is_coerced() {
 
 #[test]
 fn missing_fields_are_told_together() {
-    expect(
-        "{}",
-        &[
-            ("E0202", 1, 1, "`version` is missing"),
-            ("E0202", 1, 1, "`gateway`"),
-        ],
-    );
-    expect(
-        "",
-        &[
-            ("E0202", 1, 1, "`version`"),
-            ("E0202", 1, 1, "What this gateway is called"),
-        ],
-    );
-    expect(
-        "- 1\n",
-        &[("E0203", 1, 1, "expected a mapping, found a list")],
-    );
+    expect("{}", &[("E0202", 1, 1, "`version` is missing"), ("E0202", 1, 1, "`gateway`")]);
+    expect("", &[("E0202", 1, 1, "`version`"), ("E0202", 1, 1, "What this gateway is called")]);
+    expect("- 1\n", &[("E0203", 1, 1, "expected a mapping, found a list")]);
     cases(&[(
         "streams:\n  - name: s\n    window: { tumbling: {} }\n",
         &[
@@ -246,18 +171,9 @@ fn torn_files_give_problems_inside_of_them_and_never_a_panic() {
     let mut torn: Vec<String> = Vec::new();
     for gap in 0..lines.len() {
         torn.push([&lines[..gap], &lines[gap + 1..]].concat().join("\n"));
-        torn.push(
-            [&lines[..gap], &["  x: [1"], &lines[gap..]]
-                .concat()
-                .join("\n"),
-        );
+        torn.push([&lines[..gap], &["  x: [1"], &lines[gap..]].concat().join("\n"));
     }
-    torn.extend(
-        (0..whole.len())
-            .step_by(41)
-            .filter_map(|end| whole.get(..end))
-            .map(str::to_owned),
-    );
+    torn.extend((0..whole.len()).step_by(41).filter_map(|end| whole.get(..end)).map(str::to_owned));
     for text in torn {
         let found = load_and_check(&[source("t.yaml", &text)], &Fixed::default(), &Refusing);
         // What is torn off before the first stream is a document too.

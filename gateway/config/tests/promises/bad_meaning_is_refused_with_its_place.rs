@@ -45,12 +45,7 @@ fn tables_and_columns() {
                 device("a", "    table: t\n", v),
                 device("b", "    table: t\n", n)
             ),
-            &[(
-                "E0304",
-                8,
-                12,
-                "`b` has `v` (Int64) where `a` has `v` (Float64)",
-            )],
+            &[("E0304", 8, 12, "`b` has `v` (Int64) where `a` has `v` (Float64)")],
         ),
         (
             &format!(
@@ -65,10 +60,7 @@ fn tables_and_columns() {
             &[("E0304", 7, 12, "`b` has 6 columns, `a` has 5")],
         ),
         (
-            &format!(
-                "devices:\n{}",
-                device("a", "", "{ name: time, value: { constant: 1 } }")
-            ),
+            &format!("devices:\n{}", device("a", "", "{ name: time, value: { constant: 1 } }")),
             &[("E0305", 5, 45, "the table has a column `time` already")],
         ),
         (
@@ -119,10 +111,7 @@ fn streams() {
     let window =
         |window: &str| SOUND.replace("    to: [", &format!("    window: {window}\n    to: ["));
     cases(&[
-        (
-            &window("{ tumbling: { size: 0s } }"),
-            &[("E0405", 11, 33, "a window of 0s")],
-        ),
+        (&window("{ tumbling: { size: 0s } }"), &[("E0405", 11, 33, "a window of 0s")]),
         (
             &window("{ tumbling: { size: 10s, offset: 10s } }"),
             &[("E0405", 11, 46, "the offset 10s is not less than 10s")],
@@ -136,31 +125,16 @@ fn streams() {
             &[("E0412", 12, 17, "names no sink")],
         ),
         (
-            &SOUND.replace(
-                "    to: [",
-                "    late: { to: [ { sink: out } ] }\n    to: [",
-            ),
+            &SOUND.replace("    to: [", "    late: { to: [ { sink: out } ] }\n    to: ["),
             &[("E0405", 11, 5, "has no window, so no row is late")],
         ),
         (
             &SOUND.replace("to: [ { sink: out } ]", "to: []"),
-            &[
-                ("W0410", 11, 9, "go nowhere"),
-                ("W0411", 13, 11, "no stream sends"),
-            ],
+            &[("W0410", 11, 9, "go nowhere"), ("W0411", 13, 11, "no stream sends")],
         ),
-        (
-            &SOUND.replace("from: [waves]", "from: []"),
-            &[("E0412", 9, 11, "names no table")],
-        ),
-        (
-            &SOUND.replace("from: [waves]", "from: [waves, waves]"),
-            &[("E0302", 9, 19, "twice")],
-        ),
-        (
-            &SOUND.replace("from: [waves]", "from: [out_1]"),
-            &[("E0303", 9, 12, "yet")],
-        ),
+        (&SOUND.replace("from: [waves]", "from: []"), &[("E0412", 9, 11, "names no table")]),
+        (&SOUND.replace("from: [waves]", "from: [waves, waves]"), &[("E0302", 9, 19, "twice")]),
+        (&SOUND.replace("from: [waves]", "from: [out_1]"), &[("E0303", 9, 12, "yet")]),
     ]);
 }
 
@@ -168,14 +142,8 @@ fn streams() {
 fn sql_problems_point_into_the_yaml() {
     let sql = |sql: &str| SOUND.replace("sql: SELECT level FROM waves", sql);
     cases(&[
-        (
-            &sql("sql: SELEC level FROM waves"),
-            &[("E0501", 10, 10, "write SELECT")],
-        ),
-        (
-            &sql("sql: \"SELEC level FROM waves\""),
-            &[("E0501", 10, 11, "expected SELECT")],
-        ),
+        (&sql("sql: SELEC level FROM waves"), &[("E0501", 10, 10, "write SELECT")]),
+        (&sql("sql: \"SELEC level FROM waves\""), &[("E0501", 10, 11, "expected SELECT")]),
         (
             &sql(
                 "sql: |\n      WITH x AS (\n        SELEC level FROM waves)\n      SELECT 1 FROM x",
@@ -187,10 +155,7 @@ fn sql_problems_point_into_the_yaml() {
             &[("E0501", 12, 7, "expected SELECT")],
         ),
         // Folding has lost the line: the text as a whole is named.
-        (
-            &sql("sql: >\n      WITH\n      SELEC level FROM waves"),
-            &[("E0501", 10, 5, "")],
-        ),
+        (&sql("sql: >\n      WITH\n      SELEC level FROM waves"), &[("E0501", 10, 5, "")]),
     ]);
 }
 
@@ -210,37 +175,20 @@ fn modbus_devices() {
     }));
     cases(&[
         (
-            &device(
-                "        polls: [ { name: a, every: 1s }, { name: b, every: 60s } ]\n",
-                point,
-            ),
+            &device("        polls: [ { name: a, every: 1s }, { name: b, every: 60s } ]\n", point),
             &[("E0404", 9, 42, "2 poll groups")],
         ),
         // Field case A2: the last register is legal, a wider value there is refused by its name.
-        (
-            &device(
-                "",
-                "          - { name: u, register: holding, address: 65535 }\n",
-            ),
-            &[],
-        ),
+        (&device("", "          - { name: u, register: holding, address: 65535 }\n"), &[]),
         (
             &device(
                 "",
                 "          - { name: top, register: holding, address: 65535, type: u32 }\n",
             ),
-            &[(
-                "E0401",
-                10,
-                54,
-                "point `top` at holding 65535 needs 2 registers",
-            )],
+            &[("E0401", 10, 54, "point `top` at holding 65535 needs 2 registers")],
         ),
         (
-            &device(
-                "",
-                "          - { name: u, register: holding, address: 65536 }\n",
-            ),
+            &device("", "          - { name: u, register: holding, address: 65536 }\n"),
             &[("E0204", 10, 52, "from 0 to 65535")],
         ),
         // Field case A3: a value that is wider than the registers given to it.
@@ -260,10 +208,7 @@ fn modbus_devices() {
             &device("        polls: [ { name: a, every: 140ms } ]\n", &many),
             &[("W0403", 9, 36, "86 %")],
         ),
-        (
-            &device("        polls: [ { name: a, every: 150ms } ]\n", &many),
-            &[],
-        ),
+        (&device("        polls: [ { name: a, every: 150ms } ]\n", &many), &[]),
         (
             &device("", &format!("{point}{point}")),
             &[("E0306", 11, 21, "the point `u` stands twice")],
@@ -280,27 +225,16 @@ fn mqtt_and_generate_refuse_by_themselves() {
         )
     };
     cases(&[
-        (
-            &feed("        topics: [ \"a/#/b\" ]\n"),
-            &[("E0401", 8, 17, "a/#/b")],
-        ),
-        (
-            &feed("        topics: [ a ]\n        qos: 2\n"),
-            &[("E0401", 9, 14, "")],
-        ),
+        (&feed("        topics: [ \"a/#/b\" ]\n"), &[("E0401", 8, 17, "a/#/b")]),
+        (&feed("        topics: [ a ]\n        qos: 2\n"), &[("E0401", 9, 14, "")]),
         (
             "devices:\n  - name: f\n    driver: { generate: { rows: 0, points: [ { name: v, value: { \
              sine: { amplitude: 1, period: 0s } } } ] } }\n",
-            &[
-                ("E0401", 5, 33, "number of rows"),
-                ("E0401", 5, 96, "is zero"),
-            ],
+            &[("E0401", 5, 33, "number of rows"), ("E0401", 5, 96, "is zero")],
         ),
     ]);
-    let secret = format!(
-        "{HEAD}{}",
-        feed("        topics: [a]\n").replace("mqtt://b", "mqtt://u:pw@b")
-    );
+    let secret =
+        format!("{HEAD}{}", feed("        topics: [a]\n").replace("mqtt://b", "mqtt://u:pw@b"));
     let shown = problems(&secret).json();
     assert!(shown.contains("E0204") && !shown.contains("pw"), "{shown}");
 }
@@ -314,44 +248,17 @@ fn tests_of_the_document() {
     };
     cases(&[
         (
-            &test(
-                "{ at: 0s, level: 1.5 }, { at: 1s, level: null }",
-                "{ rows: [ { level: 1 } ] }",
-            ),
+            &test("{ at: 0s, level: 1.5 }, { at: 1s, level: null }", "{ rows: [ { level: 1 } ] }"),
             &[],
         ),
-        (
-            &test("{ level: 1.5 }", "{}"),
-            &[("E0202", 6, 14, "`at` is missing")],
-        ),
-        (
-            &test("{ at: 0s, levle: 1.5 }", "{}"),
-            &[("E0601", 6, 24, "did you mean `level`?")],
-        ),
-        (
-            &test("{ at: 0s, time: 1 }", "{}"),
-            &[("E0601", 6, 24, "stamped by `at`")],
-        ),
-        (
-            &test("{ at: 0s, level: high }", "{}"),
-            &[("E0601", 6, 31, "takes a number")],
-        ),
-        (
-            &test("{ at: 0s, level: [1] }", "{}"),
-            &[("E0203", 6, 31, "a single value")],
-        ),
-        (
-            &test("{ at: 0s, device: wave }", "{}"),
-            &[("E0303", 6, 32, "did you mean `waves`?")],
-        ),
-        (
-            &test("{ at: 0s, table: wave }", "{}"),
-            &[("E0303", 6, 31, "does not read `wave`")],
-        ),
-        (
-            &test("{ at: 0s }", "{ rows: [ { levle: 1 } ] }"),
-            &[("E0601", 7, 25, "did you mean")],
-        ),
+        (&test("{ level: 1.5 }", "{}"), &[("E0202", 6, 14, "`at` is missing")]),
+        (&test("{ at: 0s, levle: 1.5 }", "{}"), &[("E0601", 6, 24, "did you mean `level`?")]),
+        (&test("{ at: 0s, time: 1 }", "{}"), &[("E0601", 6, 24, "stamped by `at`")]),
+        (&test("{ at: 0s, level: high }", "{}"), &[("E0601", 6, 31, "takes a number")]),
+        (&test("{ at: 0s, level: [1] }", "{}"), &[("E0203", 6, 31, "a single value")]),
+        (&test("{ at: 0s, device: wave }", "{}"), &[("E0303", 6, 32, "did you mean `waves`?")]),
+        (&test("{ at: 0s, table: wave }", "{}"), &[("E0303", 6, 31, "does not read `wave`")]),
+        (&test("{ at: 0s }", "{ rows: [ { levle: 1 } ] }"), &[("E0601", 7, 25, "did you mean")]),
         (
             &test("{ at: 0s }", "{}").replace("stream: out_1", "stream: out_2"),
             &[("E0303", 5, 13, "did you mean `out_1`?")],

@@ -13,10 +13,8 @@ fn folder() -> PathBuf {
 }
 
 fn examples() -> Vec<(String, Document)> {
-    let mut files: Vec<_> = std::fs::read_dir(folder())
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let load = |file: &PathBuf| {
         let name = file.file_name().unwrap().to_str().unwrap().to_owned();
@@ -42,9 +40,7 @@ fn all_examples_load_and_check() {
 fn choices(registry: &str) -> BTreeSet<String> {
     let schema: serde_json::Value = serde_json::from_str(&tidegate_config::schema_json()).unwrap();
     let choices = schema["$defs"][registry]["oneOf"].as_array().unwrap();
-    let names = choices
-        .iter()
-        .map(|choice| choice["required"][0].as_str().unwrap().to_owned());
+    let names = choices.iter().map(|choice| choice["required"][0].as_str().unwrap().to_owned());
     names.collect()
 }
 
@@ -60,10 +56,7 @@ fn each_choice_has_an_example() {
         let windows = document.streams.iter().filter_map(|s| s.window.as_ref());
         shown[3].extend(windows.map(|w| w.kind().to_owned()));
     }
-    for (registry, shown) in ["DeviceDriver", "SinkDriver", "Bus", "Window"]
-        .iter()
-        .zip(shown)
-    {
+    for (registry, shown) in ["DeviceDriver", "SinkDriver", "Bus", "Window"].iter().zip(shown) {
         for choice in choices(registry) {
             assert!(
                 shown.contains(&choice),

@@ -46,10 +46,8 @@ fn environment() -> Fixed {
 fn origins_requests_and_times_are_shown() {
     let loaded = load(&[source("t.yaml", TEXT)], &environment()).unwrap();
     let text = explain(&loaded);
-    let lines: Vec<_> = text
-        .lines()
-        .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "))
-        .collect();
+    let lines: Vec<_> =
+        text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     for line in [
         "version: 1 # t.yaml:1",
         "location: \"${SITE}\" # t.yaml:2",
@@ -66,10 +64,7 @@ fn origins_requests_and_times_are_shown() {
         "# coil 7: c",
         "# s: press in tumbling windows of 10s by the time of arrival, 0s late, idle after 5s",
     ] {
-        assert!(
-            lines.iter().any(|l| l == line),
-            "no line `{line}` in\n{text}"
-        );
+        assert!(lines.iter().any(|l| l == line), "no line `{line}` in\n{text}");
     }
     assert!(!text.contains("secret") && !text.contains("null"), "{text}");
 }

@@ -19,24 +19,14 @@ fn files_are_merged_by_section() {
             "a.yaml",
             "version: 1\ngateway: { name: g }\nsinks: [ { name: a, driver: { stdout: {} } } ]\n",
         ),
-        source(
-            "b.yaml",
-            "version: 1\nsinks:\n  - { name: b, driver: { stdout: {} } }\n",
-        ),
+        source("b.yaml", "version: 1\nsinks:\n  - { name: b, driver: { stdout: {} } }\n"),
         source("c.yaml", "# nothing yet\n"),
     ];
     let loaded = load(&files, &Fixed::default()).unwrap();
-    let names: Vec<_> = loaded
-        .document
-        .sinks
-        .iter()
-        .map(|s| s.name.to_string())
-        .collect();
+    let names: Vec<_> = loaded.document.sinks.iter().map(|s| s.name.to_string()).collect();
     assert_eq!(names, ["a", "b"]);
-    let at = loaded
-        .spans
-        .position(&tidegate_config::Path::default().join("sinks[1].name"))
-        .unwrap();
+    let at =
+        loaded.spans.position(&tidegate_config::Path::default().join("sinks[1].name")).unwrap();
     assert_eq!((at.file.as_str(), at.line, at.column), ("b.yaml", 3, 13));
 }
 
@@ -49,14 +39,8 @@ fn a_section_that_is_no_list_stands_in_one_file() {
     let problems = load(&files, &Fixed::default()).unwrap_err();
     assert_eq!(codes(&problems), [Code::SectionTwice, Code::SectionTwice]);
     let second = problems.iter().nth(1).unwrap();
-    assert_eq!(
-        (second.file.as_str(), second.line, second.column),
-        ("b.yaml", 3, 1)
-    );
-    assert_eq!(
-        second.hint.as_deref(),
-        Some("it stands in a.yaml on line 2 already")
-    );
+    assert_eq!((second.file.as_str(), second.line, second.column), ("b.yaml", 3, 1));
+    assert_eq!(second.hint.as_deref(), Some("it stands in a.yaml on line 2 already"));
 }
 
 #[test]
@@ -87,10 +71,7 @@ links:
 
 #[test]
 fn unset_references_are_refused_and_their_values_not_shown() {
-    let env = Fixed {
-        vars: BTreeMap::from([("SECRET", "hunter2")]),
-        files: BTreeMap::new(),
-    };
+    let env = Fixed { vars: BTreeMap::from([("SECRET", "hunter2")]), files: BTreeMap::new() };
     let text = "version: 1
 gateway: { name: g }
 store:
@@ -101,10 +82,7 @@ web: { listen: \"${file:/none}\" }
 limits: { memory: \"${SECRET}x${\", table_queue: \"${SECRET}\" }
 ";
     let problems = load(&[source("t.yaml", text)], &env).unwrap_err();
-    let found: Vec<_> = problems
-        .iter()
-        .map(|p| (p.code.as_str(), p.line, p.column))
-        .collect();
+    let found: Vec<_> = problems.iter().map(|p| (p.code.as_str(), p.line, p.column)).collect();
     let expected = [
         ("E0111", 4, 9),
         ("E0204", 5, 17),
@@ -115,10 +93,7 @@ limits: { memory: \"${SECRET}x${\", table_queue: \"${SECRET}\" }
     ];
     assert_eq!(found, expected, "{problems}");
     let shown = problems.json() + &problems.human();
-    assert!(
-        shown.contains("say how much") && !shown.contains("hunter2"),
-        "{shown}"
-    );
+    assert!(shown.contains("say how much") && !shown.contains("hunter2"), "{shown}");
 }
 
 /// A folder of its own for one test.
@@ -134,10 +109,7 @@ impl Folder {
 
     fn write(&self, name: &str, bytes: &[u8]) {
         use std::io::Write;
-        std::fs::File::create(self.0.join(name))
-            .unwrap()
-            .write_all(bytes)
-            .unwrap();
+        std::fs::File::create(self.0.join(name)).unwrap().write_all(bytes).unwrap();
     }
 }
 
@@ -150,20 +122,13 @@ impl Drop for Folder {
 #[test]
 fn a_folder_is_read_in_the_order_of_names() {
     let folder = Folder::new("order");
-    folder.write(
-        "20-sinks.yaml",
-        b"sinks: [ { name: a, driver: { stdout: {} } } ]\n",
-    );
+    folder.write("20-sinks.yaml", b"sinks: [ { name: a, driver: { stdout: {} } } ]\n");
     folder.write("10-gateway.yml", b"version: 1\ngateway: { name: g }\n");
     folder.write(".hidden.yaml", b"nonsense: 1\n");
     folder.write("notes.txt", b"nonsense: 1\n");
     let sources = read_sources(&folder.0).unwrap();
     assert_eq!(sources.len(), 2);
-    assert!(
-        sources[0].name.ends_with("10-gateway.yml"),
-        "{}",
-        sources[0].name
-    );
+    assert!(sources[0].name.ends_with("10-gateway.yml"), "{}", sources[0].name);
     load(&sources, &ProcessEnvironment).unwrap();
 }
 
@@ -172,19 +137,9 @@ fn what_cannot_be_read_is_one_clear_problem() {
     let folder = Folder::new("unreadable");
     let missing = read_sources(&folder.0.join("none.yaml")).unwrap_err();
     assert_eq!(codes(&missing), [Code::Unreadable]);
-    assert!(
-        missing
-            .human()
-            .contains("none.yaml: error E0101: cannot be read"),
-        "{missing}"
-    );
+    assert!(missing.human().contains("none.yaml: error E0101: cannot be read"), "{missing}");
     let empty = read_sources(&folder.0).unwrap_err();
-    assert!(
-        empty
-            .human()
-            .contains("holds no file that ends in .yaml or .yml"),
-        "{empty}"
-    );
+    assert!(empty.human().contains("holds no file that ends in .yaml or .yml"), "{empty}");
     folder.write("latin.yaml", b"version: 1 # caf\xe9\n");
     let latin = read_sources(&folder.0).unwrap_err();
     assert!(latin.human().contains("is not UTF-8 at byte 16"), "{latin}");
@@ -195,10 +150,5 @@ fn other_files_are_read_in_the_same_way() {
     let text = "plnat: 1\n";
     let problems =
         load_other::<SimDoc>(&source("plant.yaml", text), &Fixed::default()).unwrap_err();
-    assert!(
-        problems
-            .iter()
-            .any(|p| p.code == Code::UnknownField && p.line == 1),
-        "{problems}"
-    );
+    assert!(problems.iter().any(|p| p.code == Code::UnknownField && p.line == 1), "{problems}");
 }

@@ -4,20 +4,14 @@
 use serde_json::Value;
 use tidegate_config::schema_json;
 
-const PUBLISHED: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../board-configs/schema.json"
-);
+const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../board-configs/schema.json");
 
 #[test]
 fn the_published_schema_is_the_generated_one() {
     let generated = schema_json();
     if std::env::var_os("TIDEGATE_BLESS").is_some() {
         use std::io::Write;
-        std::fs::File::create(PUBLISHED)
-            .unwrap()
-            .write_all(generated.as_bytes())
-            .unwrap();
+        std::fs::File::create(PUBLISHED).unwrap().write_all(generated.as_bytes()).unwrap();
     }
     let published = std::fs::read_to_string(PUBLISHED).unwrap();
     assert!(
@@ -41,25 +35,15 @@ fn visit(name: &str, definition: &Value, root: &Value, faults: &mut Vec<String>)
     // A test's row is columns; only `at` is required, and the others have no default to show.
     let own = name != "TestRow" && name != "Document";
     for (field, schema) in definition["properties"].as_object().into_iter().flatten() {
-        let required = definition["required"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .any(|f| f == field);
-        let target = schema["$ref"]
-            .as_str()
-            .and_then(|path| root.pointer(&path[1..]));
-        let described = [Some(schema), target]
-            .into_iter()
-            .flatten()
-            .any(|s| s["description"].is_string());
+        let required = definition["required"].as_array().into_iter().flatten().any(|f| f == field);
+        let target = schema["$ref"].as_str().and_then(|path| root.pointer(&path[1..]));
+        let described =
+            [Some(schema), target].into_iter().flatten().any(|s| s["description"].is_string());
         if !described {
             faults.push(format!("{name}.{field} has no sentence"));
         }
         if own && !required && schema.get("default").is_none() {
-            faults.push(format!(
-                "{name}.{field} is neither required nor has a default"
-            ));
+            faults.push(format!("{name}.{field} is neither required nor has a default"));
         }
     }
 }

@@ -30,25 +30,14 @@ impl SqlPlanner for Planner {
             }
         }
         let table = tables.first().expect("a table");
-        assert!(
-            sql.contains(table.name),
-            "{sql} does not read {}",
-            table.name
-        );
+        assert!(sql.contains(table.name), "{sql} does not read {}", table.name);
         let sql = sql.replace('\n', " ");
-        let columns = sql
-            .split("SELECT ")
-            .nth(1)
-            .and_then(|s| s.split(" FROM").next())
-            .unwrap();
+        let columns = sql.split("SELECT ").nth(1).and_then(|s| s.split(" FROM").next()).unwrap();
         let fields: Vec<_> = columns
             .split(", ")
             .map(|column| {
                 let name = column.rsplit(' ').next().unwrap().trim_matches('"');
-                let known = table
-                    .schema
-                    .field_with_name(name)
-                    .map(|f| f.data_type().clone());
+                let known = table.schema.field_with_name(name).map(|f| f.data_type().clone());
                 Field::new(name, known.unwrap_or(DataType::Float64), true)
             })
             .collect();
@@ -62,11 +51,7 @@ pub(crate) struct Refusing;
 impl SqlPlanner for Refusing {
     fn plan(&self, _: &str, _: &[PlannedTable<'_>], _: bool) -> Result<SchemaRef, SqlProblem> {
         let position = Some((2, 70));
-        Err(SqlProblem {
-            message: "refused".to_owned(),
-            position,
-            hint: None,
-        })
+        Err(SqlProblem { message: "refused".to_owned(), position, hint: None })
     }
 }
 
@@ -89,10 +74,7 @@ impl Environment for Fixed {
 }
 
 pub(crate) fn source(name: &str, text: &str) -> SourceFile {
-    SourceFile {
-        name: name.to_owned(),
-        text: text.to_owned(),
-    }
+    SourceFile { name: name.to_owned(), text: text.to_owned() }
 }
 
 /// Reads and checks one file without any environment.
@@ -130,18 +112,11 @@ pub(crate) type Expected = (&'static str, u32, u32, &'static str);
 pub(crate) fn expect(text: &str, expected: &[Expected]) {
     let found = problems(text);
     let shown = found.human();
-    let places: Vec<_> = found
-        .iter()
-        .map(|p| (p.code.as_str(), p.line, p.column))
-        .collect();
+    let places: Vec<_> = found.iter().map(|p| (p.code.as_str(), p.line, p.column)).collect();
     let wanted: Vec<_> = expected.iter().map(|e| (e.0, e.1, e.2)).collect();
     assert_eq!(places, wanted, "\n{text}\n{shown}");
     for (problem, (.., part)) in found.iter().zip(expected) {
-        let all = format!(
-            "{} {}",
-            problem.message,
-            problem.hint.clone().unwrap_or_default()
-        );
+        let all = format!("{} {}", problem.message, problem.hint.clone().unwrap_or_default());
         assert!(all.contains(part), "`{part}` is not in `{all}`\n{text}");
     }
 }

@@ -62,11 +62,7 @@ impl Hash for Bound {
 
 impl ScalarUDFImpl for Bound {
     fn name(&self) -> &str {
-        if self.start {
-            "window_start"
-        } else {
-            "window_end"
-        }
+        if self.start { "window_start" } else { "window_end" }
     }
 
     fn signature(&self) -> &Signature {
@@ -74,18 +70,11 @@ impl ScalarUDFImpl for Bound {
     }
 
     fn return_type(&self, _: &[DataType]) -> Result<DataType> {
-        Ok(DataType::Timestamp(
-            TimeUnit::Microsecond,
-            Some("UTC".into()),
-        ))
+        Ok(DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())))
     }
 
     fn invoke_with_args(&self, _: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let bound = if self.start {
-            &self.cell.start
-        } else {
-            &self.cell.end
-        };
+        let bound = if self.start { &self.cell.start } else { &self.cell.end };
         let micros = bound.load(Ordering::Acquire);
         Ok(ColumnarValue::Scalar(ScalarValue::TimestampMicrosecond(
             Some(micros),

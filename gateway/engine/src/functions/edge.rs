@@ -27,10 +27,7 @@ pub(super) struct Edge {
 impl Edge {
     pub(super) fn new(last: bool) -> Self {
         let signatures = vec![TypeSignature::Any(1), TypeSignature::Any(2)];
-        Self {
-            last,
-            signature: Signature::one_of(signatures, Volatility::Immutable),
-        }
+        Self { last, signature: Signature::one_of(signatures, Volatility::Immutable) }
     }
 
     fn groups(&self, args: &AccumulatorArgs) -> Groups {
@@ -72,10 +69,7 @@ impl AggregateUDFImpl for Edge {
     fn state_fields(&self, args: StateFieldsArgs) -> Result<Vec<FieldRef>> {
         let value = args.return_field.as_ref().clone();
         Ok(vec![
-            value
-                .with_name(format!("{}[value]", args.name))
-                .with_nullable(true)
-                .into(),
+            value.with_name(format!("{}[value]", args.name)).with_nullable(true).into(),
             Field::new(format!("{}[time]", args.name), DataType::Int64, true).into(),
         ])
     }
@@ -111,8 +105,7 @@ struct Groups {
 impl Groups {
     fn grow(&mut self, groups: usize) -> Result<()> {
         if self.values.len() < groups {
-            self.values
-                .resize(groups, ScalarValue::try_from(&self.data_type)?);
+            self.values.resize(groups, ScalarValue::try_from(&self.data_type)?);
             self.times.resize(groups, None);
             self.picked.resize(groups, NONE);
         }
@@ -164,11 +157,7 @@ impl Groups {
         let Some(times) = args.get(1) else {
             return exec_err!("first/last lacks its time");
         };
-        Ok(Some(
-            cast(times, &DataType::Int64)?
-                .as_primitive::<Int64Type>()
-                .clone(),
-        ))
+        Ok(Some(cast(times, &DataType::Int64)?.as_primitive::<Int64Type>().clone()))
     }
 
     fn emit(&mut self, emit_to: EmitTo) -> Result<(ArrayRef, Int64Array)> {
@@ -194,12 +183,7 @@ impl GroupsAccumulator for Groups {
     ) -> Result<()> {
         self.grow(total_num_groups)?;
         let times = self.times_of(values)?;
-        self.pick(
-            &values[0],
-            times.as_ref(),
-            |row| group_indices[row],
-            opt_filter,
-        )
+        self.pick(&values[0], times.as_ref(), |row| group_indices[row], opt_filter)
     }
 
     fn evaluate(&mut self, emit_to: EmitTo) -> Result<ArrayRef> {
@@ -273,10 +257,7 @@ impl Accumulator for Single {
     }
 
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
-        Ok(vec![
-            self.groups.values[0].clone(),
-            ScalarValue::Int64(self.groups.times[0]),
-        ])
+        Ok(vec![self.groups.values[0].clone(), ScalarValue::Int64(self.groups.times[0])])
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {

@@ -21,9 +21,7 @@ pub(super) struct GoodRatio {
 
 impl GoodRatio {
     pub(super) fn new() -> Self {
-        Self {
-            signature: Signature::any(1, Volatility::Immutable),
-        }
+        Self { signature: Signature::any(1, Volatility::Immutable) }
     }
 }
 
@@ -46,11 +44,7 @@ impl AggregateUDFImpl for GoodRatio {
 
     fn state_fields(&self, args: StateFieldsArgs) -> Result<Vec<FieldRef>> {
         let field = |part: &str| {
-            Arc::new(Field::new(
-                format!("{}[{part}]", args.name),
-                DataType::UInt64,
-                true,
-            ))
+            Arc::new(Field::new(format!("{}[{part}]", args.name), DataType::UInt64, true))
         };
         Ok(vec![field("good"), field("rows")])
     }
@@ -100,10 +94,7 @@ impl Accumulator for Tally {
     }
 
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
-        Ok(vec![
-            ScalarValue::UInt64(Some(self.good)),
-            ScalarValue::UInt64(Some(self.rows)),
-        ])
+        Ok(vec![ScalarValue::UInt64(Some(self.good)), ScalarValue::UInt64(Some(self.rows))])
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
@@ -154,12 +145,7 @@ impl GroupsAccumulator for Tallies {
 
     fn evaluate(&mut self, emit_to: EmitTo) -> Result<ArrayRef> {
         let tallies = emit_to.take_needed(&mut self.0);
-        Ok(Arc::new(
-            tallies
-                .into_iter()
-                .map(Tally::ratio)
-                .collect::<Float64Array>(),
-        ))
+        Ok(Arc::new(tallies.into_iter().map(Tally::ratio).collect::<Float64Array>()))
     }
 
     fn state(&mut self, emit_to: EmitTo) -> Result<Vec<ArrayRef>> {
@@ -177,10 +163,8 @@ impl GroupsAccumulator for Tallies {
         total_num_groups: usize,
     ) -> Result<()> {
         self.grow(total_num_groups);
-        let (good, rows) = (
-            values[0].as_primitive::<UInt64Type>(),
-            values[1].as_primitive::<UInt64Type>(),
-        );
+        let (good, rows) =
+            (values[0].as_primitive::<UInt64Type>(), values[1].as_primitive::<UInt64Type>());
         for (row, &group) in group_indices.iter().enumerate() {
             self.0[group].good += good.value(row);
             self.0[group].rows += rows.value(row);
@@ -202,10 +186,7 @@ impl GroupsAccumulator for Tallies {
                 .collect();
             Arc::new(column) as ArrayRef
         };
-        Ok(vec![
-            counts(&|row| present(&values[0], row)),
-            counts(&|_| true),
-        ])
+        Ok(vec![counts(&|row| present(&values[0], row)), counts(&|_| true)])
     }
 
     fn size(&self) -> usize {

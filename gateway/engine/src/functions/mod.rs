@@ -20,10 +20,7 @@ pub(crate) const GOOD_RATIO: &str = "good_ratio";
 
 /// `window_start()` and `window_end()` over one query's cell.
 pub(crate) fn window_functions(cell: &Arc<BoundsCell>) -> Vec<Arc<ScalarUDF>> {
-    vec![
-        Arc::new(bounds::udf(cell, true)),
-        Arc::new(bounds::udf(cell, false)),
-    ]
+    vec![Arc::new(bounds::udf(cell, true)), Arc::new(bounds::udf(cell, false))]
 }
 
 /// `first`, `last` and `good_ratio`.
@@ -50,22 +47,9 @@ mod tests {
     /// Time, device, value.
     fn rows(rows: &[(i64, &str, Option<f64>)]) -> RecordBatch {
         let columns: Vec<(&str, ArrayRef)> = vec![
-            (
-                "t",
-                Arc::new(
-                    rows.iter()
-                        .map(|r| Some(r.0))
-                        .collect::<TimestampMicrosecondArray>(),
-                ),
-            ),
-            (
-                "d",
-                Arc::new(StringArray::from_iter_values(rows.iter().map(|r| r.1))),
-            ),
-            (
-                "v",
-                Arc::new(rows.iter().map(|r| r.2).collect::<Float64Array>()),
-            ),
+            ("t", Arc::new(rows.iter().map(|r| Some(r.0)).collect::<TimestampMicrosecondArray>())),
+            ("d", Arc::new(StringArray::from_iter_values(rows.iter().map(|r| r.1)))),
+            ("v", Arc::new(rows.iter().map(|r| r.2).collect::<Float64Array>())),
         ];
         RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(n, a)| (n, a, true)))
             .unwrap()
@@ -85,30 +69,16 @@ mod tests {
             context.register_udaf(function.as_ref().clone());
         }
         let parts = vec![
-            vec![rows(&[
-                (5, "a", Some(5.0)),
-                (9, "a", None),
-                (2, "b", Some(2.0)),
-            ])],
-            vec![
-                rows(&[(1, "a", Some(1.0)), (8, "b", None)]),
-                rows(&[(7, "a", Some(7.0))]),
-            ],
-            vec![rows(&[
-                (6, "a", Some(6.0)),
-                (3, "b", Some(3.0)),
-                (4, "c", None),
-            ])],
+            vec![rows(&[(5, "a", Some(5.0)), (9, "a", None), (2, "b", Some(2.0))])],
+            vec![rows(&[(1, "a", Some(1.0)), (8, "b", None)]), rows(&[(7, "a", Some(7.0))])],
+            vec![rows(&[(6, "a", Some(6.0)), (3, "b", Some(3.0)), (4, "c", None)])],
         ];
         let table = MemTable::try_new(parts[0][0].schema(), parts).unwrap();
         context.register_table("m", Arc::new(table)).unwrap();
         let mut lines = Vec::new();
         for batch in context.sql(sql).await.unwrap().collect().await.unwrap() {
             for row in 0..batch.num_rows() {
-                let cells = batch
-                    .columns()
-                    .iter()
-                    .map(|c| array_value_to_string(c, row).unwrap());
+                let cells = batch.columns().iter().map(|c| array_value_to_string(c, row).unwrap());
                 lines.push(cells.collect::<Vec<_>>().join(" "));
             }
         }
@@ -120,11 +90,7 @@ mod tests {
     async fn states_merge_in_order_of_time() {
         let sql = "SELECT d, first(v, t), last(v, t), good_ratio(v), \
                    last(v, t) FILTER (WHERE v < 6) FROM m GROUP BY d";
-        let expected = [
-            "a 1.0 7.0 0.8 5.0",
-            "b 2.0 3.0 0.6666666666666666 3.0",
-            "c   0.0 ",
-        ];
+        let expected = ["a 1.0 7.0 0.8 5.0", "b 2.0 3.0 0.6666666666666666 3.0", "c   0.0 "];
         assert_eq!(merged(false, sql).await, expected);
         assert_eq!(merged(true, sql).await, expected);
         let sql = "SELECT first(v, t), last(v, t), good_ratio(v) FROM m";

@@ -26,18 +26,9 @@ pub(super) fn plan(plan: &LogicalPlan, windowed: bool) -> Result<(), SqlError> {
     let mut refusal = None;
     plan.apply_with_subqueries(|node| {
         tables += usize::from(matches!(node, LogicalPlan::TableScan(_)));
-        refusal = refuse_expressions(node).or_else(|| {
-            if windowed {
-                None
-            } else {
-                refuse_stateless(node)
-            }
-        });
-        Ok(if refusal.is_some() {
-            TreeNodeRecursion::Stop
-        } else {
-            TreeNodeRecursion::Continue
-        })
+        refusal = refuse_expressions(node)
+            .or_else(|| if windowed { None } else { refuse_stateless(node) });
+        Ok(if refusal.is_some() { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;
     match refusal {
         Some(refusal) => Err(refusal),
@@ -51,10 +42,8 @@ fn names(plan: &LogicalPlan) -> Result<(), SqlError> {
     for field in plan.schema().fields() {
         let name = field.name().as_str();
         if !seen.insert(name) {
-            return Err(
-                SqlError::new(format!("the result has two columns `{name}`"))
-                    .hint("give one of them another name with AS"),
-            );
+            return Err(SqlError::new(format!("the result has two columns `{name}`"))
+                .hint("give one of them another name with AS"));
         }
         if RESERVED.contains(&name) {
             return Err(SqlError::new(format!(
@@ -109,9 +98,7 @@ fn refuse_stateless(node: &LogicalPlan) -> Option<SqlError> {
         other => return Some(SqlError::new(format!("not available: {}", other.display()))),
     };
     Some(
-        SqlError::new(format!(
-            "{what} needs more than one row, and this stream has no window"
-        ))
-        .hint("add `window:` to the stream, such as `window: { tumbling: { size: 10s } }`"),
+        SqlError::new(format!("{what} needs more than one row, and this stream has no window"))
+            .hint("add `window:` to the stream, such as `window: { tumbling: { size: 10s } }`"),
     )
 }

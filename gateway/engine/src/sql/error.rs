@@ -21,11 +21,7 @@ pub struct SqlError {
 
 impl SqlError {
     pub(super) fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            position: None,
-            hint: None,
-        }
+        Self { message: message.into(), position: None, hint: None }
     }
 
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -59,11 +55,7 @@ impl From<DataFusionError> for SqlError {
             }
             advice = advice_of(diagnostic).unwrap_or(advice);
         }
-        if advice.is_empty() {
-            found
-        } else {
-            found.hint(advice)
-        }
+        if advice.is_empty() { found } else { found.hint(advice) }
     }
 }
 
@@ -84,11 +76,7 @@ fn from_parser(error: &ParserError) -> SqlError {
     };
     let parsed = text.rsplit_once(" at Line: ").and_then(|(message, place)| {
         let (line, column) = place.split_once(", Column: ")?;
-        Some((
-            message,
-            line.trim().parse().ok()?,
-            column.trim().parse().ok()?,
-        ))
+        Some((message, line.trim().parse().ok()?, column.trim().parse().ok()?))
     });
     match parsed {
         Some((message, line, column)) => SqlError::new(message).at(line, column),

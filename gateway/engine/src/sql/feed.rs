@@ -32,10 +32,7 @@ pub(super) struct Feed {
 
 impl Feed {
     pub(super) fn new(schema: SchemaRef) -> Self {
-        Self {
-            schema,
-            rows: Mutex::new(Vec::new()),
-        }
+        Self { schema, rows: Mutex::new(Vec::new()) }
     }
 
     pub(super) fn fill(&self, rows: Vec<RecordBatch>) {
@@ -49,16 +46,9 @@ impl PartitionStream for Feed {
     }
 
     fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let rows = self
-            .rows
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let rows = futures::stream::iter(rows.into_iter().map(Ok));
-        Box::pin(RecordBatchStreamAdapter::new(
-            Arc::clone(&self.schema),
-            rows,
-        ))
+        Box::pin(RecordBatchStreamAdapter::new(Arc::clone(&self.schema), rows))
     }
 }
 
@@ -95,10 +85,7 @@ impl InOrder {
             input.pipeline_behavior(),
             input.boundedness(),
         );
-        Self {
-            input,
-            properties: Arc::new(properties),
-        }
+        Self { input, properties: Arc::new(properties) }
     }
 }
 

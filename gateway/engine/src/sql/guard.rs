@@ -31,17 +31,13 @@ const CLOCK: [&str; 7] = [
 pub(super) fn check(sql: &str, windowed: bool) -> Result<(), SqlError> {
     if sql.len() > TEXT_MAX {
         let length = sql.len();
-        return Err(SqlError::new(format!(
-            "the SQL has {length} bytes; at most {TEXT_MAX}"
-        )));
+        return Err(SqlError::new(format!("the SQL has {length} bytes; at most {TEXT_MAX}")));
     }
     let tokens = Tokenizer::new(&GenericDialect {}, sql)
         .tokenize_with_location()
         .map_err(|e| SqlError::new(e.message).at(e.location.line, e.location.column))?;
-    let tokens: Vec<TokenWithSpan> = tokens
-        .into_iter()
-        .filter(|t| !matches!(t.token, Token::Whitespace(_)))
-        .collect();
+    let tokens: Vec<TokenWithSpan> =
+        tokens.into_iter().filter(|t| !matches!(t.token, Token::Whitespace(_))).collect();
     check_depth(&tokens)?;
     for (at, token) in tokens.iter().enumerate() {
         let Token::Word(word) = &token.token else {
@@ -113,10 +109,7 @@ fn check_depth(tokens: &[TokenWithSpan]) -> Result<(), SqlError> {
             }
             Token::Comma => chain -= std::mem::take(&mut level.operators),
             Token::Word(word) if word.quote_style.is_none() => match word.keyword {
-                Keyword::CASE => levels.push(Level {
-                    case: true,
-                    ..Level::default()
-                }),
+                Keyword::CASE => levels.push(Level { case: true, ..Level::default() }),
                 Keyword::END if level.case => {
                     chain -= level.operators + level.clauses;
                     levels.pop();

@@ -81,11 +81,7 @@ impl Sql {
             .build_arc()?;
         let mut scalars = SessionStateDefaults::default_scalar_functions();
         scalars.retain(|f| !CLOCK_FUNCTIONS.contains(&f.name()));
-        Ok(Self {
-            runtime,
-            config: config(),
-            scalars,
-        })
+        Ok(Self { runtime, config: config(), scalars })
     }
 
     /// Plans one SELECT over `tables`. `windowed` says whether it will run over windows; without
@@ -99,23 +95,14 @@ impl Sql {
     ) -> Result<Query, SqlError> {
         guard::check(sql, windowed)?;
         let cell = Arc::new(BoundsCell::default());
-        let feeds: Vec<Arc<Feed>> = tables
-            .iter()
-            .map(|table| Arc::new(Feed::new(Arc::clone(&table.schema))))
-            .collect();
+        let feeds: Vec<Arc<Feed>> =
+            tables.iter().map(|table| Arc::new(Feed::new(Arc::clone(&table.schema)))).collect();
         let planner = Arc::new(CountingPlanner::default());
         let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
         let plan = on_a_deep_stack(|| {
             futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
         })?;
-        Ok(Query {
-            windowed,
-            feeds,
-            cell,
-            context: state.task_ctx(),
-            plan,
-            planner,
-        })
+        Ok(Query { windowed, feeds, cell, context: state.task_ctx(), plan, planner })
     }
 
     fn state(
@@ -128,14 +115,8 @@ impl Sql {
         let schema = MemorySchemaProvider::new();
         for (table, feed) in tables.iter().zip(feeds) {
             let provider = StreamingTable::try_new(Arc::clone(&table.schema), vec![feed.clone()])?;
-            if schema
-                .register_table(table.name.clone(), Arc::new(provider))?
-                .is_some()
-            {
-                return Err(SqlError::new(format!(
-                    "table `{}` is given twice",
-                    table.name
-                )));
+            if schema.register_table(table.name.clone(), Arc::new(provider))?.is_some() {
+                return Err(SqlError::new(format!("table `{}` is given twice", table.name)));
             }
         }
         let catalog = MemoryCatalogProvider::new();
@@ -175,9 +156,7 @@ fn config() -> SessionConfig {
     options.optimizer.enable_topk_aggregation = false;
     options.optimizer.enable_distinct_aggregation_soft_limit = false;
     // The physical form keeps the subquery's value outside the operators that are reset.
-    options
-        .optimizer
-        .enable_physical_uncorrelated_scalar_subquery = false;
+    options.optimizer.enable_physical_uncorrelated_scalar_subquery = false;
     options.optimizer.enable_round_robin_repartition = false;
     options.execution.collect_statistics = false;
     options.execution.enable_recursive_ctes = false;
@@ -214,10 +193,7 @@ fn on_a_deep_stack<T: Send>(
 fn end_of(sql: &str) -> (u64, u64) {
     let text = sql.trim_end();
     let last = text.rsplit('\n').next().unwrap_or(text);
-    (
-        (1 + text.matches('\n').count()) as u64,
-        last.chars().count().max(1) as u64,
-    )
+    ((1 + text.matches('\n').count()) as u64, last.chars().count().max(1) as u64)
 }
 
 #[derive(Debug)]
@@ -243,11 +219,7 @@ impl Planned {
                 return check::not_a_select();
             }
             let (error, (line, column)) = (SqlError::from(error), end_of(sql));
-            if error.message.ends_with("EOF") {
-                error.at(line, column)
-            } else {
-                error
-            }
+            if error.message.ends_with("EOF") { error.at(line, column) } else { error }
         })?;
         let Statement::Statement(inner) = &statement else {
             return Err(check::not_a_select());
@@ -269,14 +241,8 @@ impl Planned {
         check::plan(&plan, windowed)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
         let logical = state.optimize(&plan)?;
-        let physical = state
-            .query_planner()
-            .create_physical_plan(&logical, state)
-            .await?;
-        Ok(Self {
-            logical,
-            physical: feed::in_order(physical)?,
-        })
+        let physical = state.query_planner().create_physical_plan(&logical, state).await?;
+        Ok(Self { logical, physical: feed::in_order(physical)? })
     }
 }
 
@@ -334,16 +300,8 @@ impl Query {
         inputs: Vec<Vec<RecordBatch>>,
         bounds: Option<Bounds>,
     ) -> Result<Vec<RecordBatch>, SqlError> {
-        assert_eq!(
-            inputs.len(),
-            self.feeds.len(),
-            "rows for each table of the query"
-        );
-        assert_eq!(
-            bounds.is_some(),
-            self.windowed,
-            "bounds exactly where there is a window"
-        );
+        assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
+        assert_eq!(bounds.is_some(), self.windowed, "bounds exactly where there is a window");
         for (feed, rows) in self.feeds.iter().zip(inputs) {
             feed.fill(rows);
         }
@@ -351,14 +309,9 @@ impl Query {
             self.cell.set(bounds);
         }
         // Nothing that a run touches outlives it, so a panic leaves nothing half done.
-        let result = AssertUnwindSafe(self.run())
-            .catch_unwind()
-            .await
-            .unwrap_or_else(|_| {
-                Err(SqlError::new(
-                    "DataFusion panicked over these rows; the log has the place",
-                ))
-            });
+        let result = AssertUnwindSafe(self.run()).catch_unwind().await.unwrap_or_else(|_| {
+            Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
+        });
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }

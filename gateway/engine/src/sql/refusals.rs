@@ -14,123 +14,38 @@ fn refused(sql: &str, windowed: bool) -> SqlError {
 type Case = (&'static str, &'static str, &'static str, Option<(u32, u32)>);
 
 const REFUSALS: &[Case] = &[
-    (
-        "SELECT 1 FROM m; SELECT 2 FROM m",
-        "only one SELECT",
-        "second",
-        None,
-    ),
+    ("SELECT 1 FROM m; SELECT 2 FROM m", "only one SELECT", "second", None),
     ("", "No SQL", "", None),
     ("DROP TABLE m", "only one SELECT", "DDL", None),
-    (
-        "INSERT INTO m SELECT * FROM m",
-        "only one SELECT",
-        "DDL",
-        None,
-    ),
-    (
-        "CREATE TABLE x AS SELECT * FROM m",
-        "only one SELECT",
-        "DDL",
-        None,
-    ),
+    ("INSERT INTO m SELECT * FROM m", "only one SELECT", "DDL", None),
+    ("CREATE TABLE x AS SELECT * FROM m", "only one SELECT", "DDL", None),
     ("SELECT n INTO x FROM m", "only one SELECT", "DDL", None),
     ("COPY m TO '/tmp/x.csv'", "only one SELECT", "COPY", None),
-    (
-        "CREATE EXTERNAL TABLE x STORED AS CSV LOCATION '/etc/passwd'",
-        "only one SELECT",
-        "",
-        None,
-    ),
-    (
-        "SET datafusion.execution.batch_size = 1",
-        "only one SELECT",
-        "SET",
-        None,
-    ),
-    (
-        "EXPLAIN SELECT * FROM m",
-        "only one SELECT",
-        "EXPLAIN",
-        None,
-    ),
+    ("CREATE EXTERNAL TABLE x STORED AS CSV LOCATION '/etc/passwd'", "only one SELECT", "", None),
+    ("SET datafusion.execution.batch_size = 1", "only one SELECT", "SET", None),
+    ("EXPLAIN SELECT * FROM m", "only one SELECT", "EXPLAIN", None),
     ("SHOW TABLES", "only one SELECT", "", None),
-    (
-        "SELECT * FROM '/etc/passwd'",
-        "table '/etc/passwd' not found",
-        "m, o",
-        None,
-    ),
-    (
-        "SELECT * FROM information_schema.tables",
-        "not found",
-        "m, o",
-        None,
-    ),
-    (
-        "SELECT * FROM generate_series(1, 10)",
-        "generate_series",
-        "",
-        None,
-    ),
-    (
-        "SELECT * FROM nowhere",
-        "table 'nowhere' not found",
-        "m, o",
-        None,
-    ),
+    ("SELECT * FROM '/etc/passwd'", "table '/etc/passwd' not found", "m, o", None),
+    ("SELECT * FROM information_schema.tables", "not found", "m, o", None),
+    ("SELECT * FROM generate_series(1, 10)", "generate_series", "", None),
+    ("SELECT * FROM nowhere", "table 'nowhere' not found", "m, o", None),
     ("SELECT 1 AS one", "reads no table", "m, o", None),
-    (
-        "SELECT n,\n  vv FROM m",
-        "No field named vv",
-        "m.v",
-        Some((2, 3)),
-    ),
+    ("SELECT n,\n  vv FROM m", "No field named vv", "m.v", Some((2, 3))),
     ("SELECT n FROM m WHERE", "an expression", "", Some((1, 21))),
-    (
-        "SELECT frist(n) FROM m",
-        "Invalid function 'frist'",
-        "first",
-        None,
-    ),
-    (
-        "SELECT now() AS t FROM m",
-        "`now` is not available",
-        "window_end()",
-        Some((1, 8)),
-    ),
+    ("SELECT frist(n) FROM m", "Invalid function 'frist'", "first", None),
+    ("SELECT now() AS t FROM m", "`now` is not available", "window_end()", Some((1, 8))),
     (
         "SELECT n FROM m\nWHERE time > current_timestamp",
         "current_timestamp",
         "`time`",
         Some((2, 14)),
     ),
-    (
-        "SELECT current_date AS d FROM m",
-        "current_date",
-        "`time`",
-        Some((1, 8)),
-    ),
-    (
-        "SELECT today() AS d FROM m",
-        "today",
-        "`time`",
-        Some((1, 8)),
-    ),
+    ("SELECT current_date AS d FROM m", "current_date", "`time`", Some((1, 8))),
+    ("SELECT today() AS d FROM m", "today", "`time`", Some((1, 8))),
     ("SELECT n FROM m WHERE n = $1", "no value", "", None),
-    (
-        "SELECT m.n, o.n FROM m JOIN o ON m.n = o.n",
-        "two columns `n`",
-        "AS",
-        None,
-    ),
+    ("SELECT m.n, o.n FROM m JOIN o ON m.n = o.n", "two columns `n`", "AS", None),
     ("SELECT n AS _id FROM m", "`_id`", "AS", None),
-    (
-        "SELECT good_ratio(DISTINCT v) FROM m",
-        "DISTINCT",
-        "drop",
-        None,
-    ),
+    ("SELECT good_ratio(DISTINCT v) FROM m", "DISTINCT", "drop", None),
     ("SELECT last(v, n) FROM m", "not a timestamp", "", None),
     (
         "WITH RECURSIVE r AS (SELECT 1 AS x FROM m UNION ALL SELECT x + 1 FROM r) SELECT * FROM r",
@@ -145,10 +60,7 @@ fn one_line_per_refusal() {
     for (sql, message, hint, position) in REFUSALS {
         let error = refused(sql, true);
         assert!(error.message.contains(message), "{sql}: {error:?}");
-        assert!(
-            error.hint.clone().unwrap_or_default().contains(hint),
-            "{sql}: {error:?}"
-        );
+        assert!(error.hint.clone().unwrap_or_default().contains(hint), "{sql}: {error:?}");
         if position.is_some() {
             assert_eq!(error.position, *position, "{sql}: {error:?}");
         }
@@ -173,10 +85,7 @@ fn without_a_window_only_what_looks_at_one_row() {
         "SELECT window_end() AS e FROM m",
     ] {
         let error = refused(sql, false);
-        assert!(
-            error.hint.as_deref().unwrap_or("").contains("`window:`"),
-            "{sql}: {error:?}"
-        );
+        assert!(error.hint.as_deref().unwrap_or("").contains("`window:`"), "{sql}: {error:?}");
     }
     let sql = Sql::new(1 << 20).unwrap();
     for text in [
@@ -186,21 +95,11 @@ fn without_a_window_only_what_looks_at_one_row() {
         "SELECT n FROM m UNION ALL SELECT n FROM o",
     ] {
         let query = sql.plan(text, &tables(), false).unwrap();
-        assert!(
-            query.explain().starts_with("mode: stateless"),
-            "{}",
-            query.explain()
-        );
+        assert!(query.explain().starts_with("mode: stateless"), "{}", query.explain());
     }
-    let explained = sql
-        .plan("SELECT count(*) FROM m", &tables(), true)
-        .unwrap()
-        .explain();
+    let explained = sql.plan("SELECT count(*) FROM m", &tables(), true).unwrap().explain();
     assert!(explained.starts_with("mode: recompute"), "{explained}");
-    assert!(
-        explained.contains("AggregateExec") && explained.contains("TableScan"),
-        "{explained}"
-    );
+    assert!(explained.contains("AggregateExec") && explained.contains("TableScan"), "{explained}");
 }
 
 /// Texts made to overflow the stack are refused, and the deepest that pass run on a thread of the
@@ -211,16 +110,11 @@ fn the_stack_is_safe() {
     let nested = |n: usize| format!("SELECT {}n{} AS x FROM m", "abs(".repeat(n), ")".repeat(n));
     let unions = |n: usize| vec!["SELECT n FROM m"; n].join(" UNION ALL ");
     let branches = |n: usize| {
-        format!(
-            "SELECT {}n{} AS x FROM m",
-            "CASE WHEN n > 1 THEN ".repeat(n),
-            " END".repeat(n)
-        )
+        format!("SELECT {}n{} AS x FROM m", "CASE WHEN n > 1 THEN ".repeat(n), " END".repeat(n))
     };
     let joins = |n: usize| {
-        let joins: Vec<String> = (0..n)
-            .map(|i| format!(" JOIN o AS o{i} ON o{i}.n = m.n"))
-            .collect();
+        let joins: Vec<String> =
+            (0..n).map(|i| format!(" JOIN o AS o{i} ON o{i}.n = m.n")).collect();
         format!("SELECT m.n FROM m{}", joins.concat())
     };
     let nots = |n: usize| format!("SELECT {} true AS x FROM m", "NOT ".repeat(n));
@@ -234,10 +128,7 @@ fn the_stack_is_safe() {
         joins(900),
         nots(15_000),
         casts(7_000),
-        format!(
-            "SELECT n FROM m WHERE {}",
-            vec!["n = 1"; 5_000].join(" OR ")
-        ),
+        format!("SELECT n FROM m WHERE {}", vec!["n = 1"; 5_000].join(" OR ")),
         chain(guard::CHAIN_MAX + 2),
         nested(guard::NESTED_MAX + 1),
         long,
@@ -248,9 +139,7 @@ fn the_stack_is_safe() {
     }
     let deepest = move || {
         let sql = Sql::new(1 << 20).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for text in [
             chain(guard::CHAIN_MAX + 1),
             nested(14),
@@ -262,15 +151,8 @@ fn the_stack_is_safe() {
             let mut query = sql.plan(&text, &tables(), true).unwrap();
             assert!(query.explain().contains("physical plan"));
             let bounds = Some(Bounds { start: 0, end: 1 });
-            runtime
-                .block_on(query.execute(vec![vec![], vec![]], bounds))
-                .unwrap();
+            runtime.block_on(query.execute(vec![vec![], vec![]], bounds)).unwrap();
         }
     };
-    std::thread::Builder::new()
-        .stack_size(2 << 20)
-        .spawn(deepest)
-        .unwrap()
-        .join()
-        .unwrap();
+    std::thread::Builder::new().stack_size(2 << 20).spawn(deepest).unwrap().join().unwrap();
 }

@@ -98,10 +98,7 @@ fn text(batches: &[RecordBatch]) -> Vec<String> {
 
 async fn ours(query: &mut Query, at: usize, window: &[RecordBatch; 2]) -> Vec<String> {
     let start = [0, 10, 20, 0][at] * 1_000_000;
-    let bounds = Bounds {
-        start,
-        end: start + 10_000_000,
-    };
+    let bounds = Bounds { start, end: start + 10_000_000 };
     let inputs = window.iter().map(|batch| vec![batch.clone()]).collect();
     text(&query.execute(inputs, Some(bounds)).await.unwrap())
 }
@@ -116,10 +113,7 @@ const BY_HAND: &[(&str, [&[&str]; 3])] = &[
             &["1970-01-01T00:00:20Z 1970-01-01T00:00:30Z 5"],
         ],
     ),
-    (
-        "SELECT first(v), last(v), last(n) FROM m",
-        [&["1.0 3.0 4"], &["5.0 5.0 7"], &["2.0 6.0 1"]],
-    ),
+    ("SELECT first(v), last(v), last(n) FROM m", [&["1.0 3.0 4"], &["5.0 5.0 7"], &["2.0 6.0 1"]]),
     (
         "SELECT device, first(v) AS f, last(v) AS l, good_ratio(v) AS q FROM m GROUP BY device",
         [
@@ -128,19 +122,13 @@ const BY_HAND: &[(&str, [&[&str]; 3])] = &[
             &["c 2.0 6.0 1.0", "a 8.0 8.0 0.5", "b 4.0 4.0 1.0"],
         ],
     ),
-    (
-        "SELECT good_ratio(v) AS q FROM m",
-        [&["0.75"], &["1.0"], &["0.8"]],
-    ),
+    ("SELECT good_ratio(v) AS q FROM m", [&["0.75"], &["1.0"], &["0.8"]]),
     (
         "SELECT good_ratio(v) FILTER (WHERE device = 'b') AS q, last(v) FILTER (WHERE v < 3) AS l \
              FROM m",
         [&["0.5 1.0"], &["- -"], &["1.0 2.0"]],
     ),
-    (
-        "SELECT last(v, time) AS l, first(n, time) AS f FROM m",
-        [&["3.0 1"], &["5.0 7"], &["6.0 1"]],
-    ),
+    ("SELECT last(v, time) AS l, first(n, time) AS f FROM m", [&["3.0 1"], &["5.0 7"], &["6.0 1"]]),
     (
         "SELECT last(v, t) AS l FROM (SELECT v, time AS t FROM m UNION ALL SELECT v, time FROM o)",
         [&["3.0"], &["5.0"], &["6.0"]],
@@ -161,11 +149,7 @@ const BY_HAND: &[(&str, [&[&str]; 3])] = &[
     (
         "SELECT good_ratio(v) OVER (ORDER BY time ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS q \
              FROM m WHERE device <> 'c' ORDER BY time",
-        [
-            &["1.0", "1.0", "1.0", "0.5"],
-            &["1.0"],
-            &["0.0", "0.5", "1.0"],
-        ],
+        [&["1.0", "1.0", "1.0", "0.5"], &["1.0"], &["0.0", "0.5", "1.0"]],
     ),
     (
         "SELECT device FROM m WHERE time >= window_start() + INTERVAL '3 seconds' ORDER BY time",
@@ -177,11 +161,7 @@ const BY_HAND: &[(&str, [&[&str]; 3])] = &[
         [
             &["1970-01-01T00:00:00Z a 2", "1970-01-01T00:00:00Z b 2"],
             &["1970-01-01T00:00:10Z a 1"],
-            &[
-                "1970-01-01T00:00:20Z a 2",
-                "1970-01-01T00:00:20Z b 1",
-                "1970-01-01T00:00:20Z c 2",
-            ],
+            &["1970-01-01T00:00:20Z a 2", "1970-01-01T00:00:20Z b 1", "1970-01-01T00:00:20Z c 2"],
         ],
     ),
     (
@@ -196,11 +176,7 @@ const BY_HAND: &[(&str, [&[&str]; 3])] = &[
     // A union's rows come in the order of the text, not by chance.
     (
         "SELECT n FROM m UNION ALL SELECT n FROM o",
-        [
-            &["1", "2", "3", "4", "1", "2"],
-            &["7"],
-            &["1", "5", "5", "9", "1", "3", "4"],
-        ],
+        [&["1", "2", "3", "4", "1", "2"], &["7"], &["1", "5", "5", "9", "1", "3", "4"]],
     ),
     (
         "SELECT last(n) AS l FROM (SELECT n FROM m UNION ALL SELECT n FROM o)",
@@ -215,12 +191,7 @@ async fn shapes_with_our_functions_by_hand() {
         let mut query = sql.plan(text, &tables(), true).unwrap();
         for (at, window) in windows().iter().enumerate() {
             let got = ours(&mut query, at, window).await;
-            assert_eq!(
-                got,
-                expected[at % 3],
-                "window {at} of {text}\n{}",
-                query.explain()
-            );
+            assert_eq!(got, expected[at % 3], "window {at} of {text}\n{}", query.explain());
         }
         assert_eq!(query.plans(), 1);
     }
@@ -285,15 +256,7 @@ async fn shapes_as_a_fresh_datafusion_computes_them() {
                 let table_of = MemTable::try_new(schema(), vec![vec![batch.clone()]]).unwrap();
                 context.register_table(table, Arc::new(table_of)).unwrap();
             }
-            let mut fresh = text(
-                &context
-                    .sql(&text_of)
-                    .await
-                    .unwrap()
-                    .collect()
-                    .await
-                    .unwrap(),
-            );
+            let mut fresh = text(&context.sql(&text_of).await.unwrap().collect().await.unwrap());
             let mut kept = ours(&mut query, at, window).await;
             if !text_of.contains("ORDER BY n") && !text_of.contains("ORDER BY max") {
                 fresh.sort();
@@ -309,24 +272,11 @@ async fn shapes_as_a_fresh_datafusion_computes_them() {
 #[tokio::test]
 async fn a_failed_run_leaves_nothing_behind() {
     let sql = Sql::new(64 << 20).unwrap();
-    let mut query = sql
-        .plan("SELECT device, 10 / (n - 7) AS x FROM m", &tables(), true)
-        .unwrap();
+    let mut query = sql.plan("SELECT device, 10 / (n - 7) AS x FROM m", &tables(), true).unwrap();
     let windows = windows();
-    for (at, rows) in [
-        (0, Some(4)),
-        (1, None),
-        (1, None),
-        (2, Some(5)),
-        (0, Some(4)),
-    ] {
-        let inputs = windows[at]
-            .iter()
-            .map(|batch| vec![batch.clone()])
-            .collect();
-        let result = query
-            .execute(inputs, Some(Bounds { start: 0, end: 10 }))
-            .await;
+    for (at, rows) in [(0, Some(4)), (1, None), (1, None), (2, Some(5)), (0, Some(4))] {
+        let inputs = windows[at].iter().map(|batch| vec![batch.clone()]).collect();
+        let result = query.execute(inputs, Some(Bounds { start: 0, end: 10 })).await;
         match (rows, result) {
             (Some(rows), Ok(batches)) => assert_eq!(batches[0].num_rows(), rows),
             (None, Err(error)) => assert!(error.message.contains("Divide by zero"), "{error:?}"),
@@ -338,19 +288,11 @@ async fn a_failed_run_leaves_nothing_behind() {
 #[tokio::test]
 async fn the_memory_of_operators_is_bounded_and_comes_back() {
     let sql = Sql::new(1 << 20).unwrap();
-    let mut query = sql
-        .plan("SELECT n, count(*) FROM m GROUP BY n", &tables(), true)
-        .unwrap();
+    let mut query = sql.plan("SELECT n, count(*) FROM m GROUP BY n", &tables(), true).unwrap();
     let many: Vec<Row> = (0..200_000).map(|n| (1, "a", None, n)).collect();
     let bounds = Some(Bounds { start: 0, end: 10 });
-    let error = query
-        .execute(vec![vec![rows(&many)], vec![]], bounds)
-        .await
-        .unwrap_err();
+    let error = query.execute(vec![vec![rows(&many)], vec![]], bounds).await.unwrap_err();
     assert!(error.message.contains("memory"), "{error:?}");
-    let few = query
-        .execute(vec![vec![rows(&many[..10])], vec![]], bounds)
-        .await
-        .unwrap();
+    let few = query.execute(vec![vec![rows(&many[..10])], vec![]], bounds).await.unwrap();
     assert_eq!(few[0].num_rows(), 10);
 }

@@ -318,8 +318,6 @@ impl Future for Ticket {
     type Output = Result<(), StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0)
-            .poll(context)
-            .map(|answer| answer.unwrap_or(Err(StoreError::Closed)))
+        Pin::new(&mut self.0).poll(context).map(|answer| answer.unwrap_or(Err(StoreError::Closed)))
     }
 }

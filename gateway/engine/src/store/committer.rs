@@ -44,23 +44,9 @@ pub(super) struct Committer {
 
 impl Committer {
     pub(super) fn new(shared: Arc<Shared>, opened: Opened, max_bytes: u64) -> Self {
-        let Opened {
-            files,
-            db,
-            state,
-            damage,
-            ..
-        } = opened;
+        let Opened { files, db, state, damage, .. } = opened;
         let stats = StoreStats::default();
-        Committer {
-            shared,
-            files,
-            db: Some(db),
-            state,
-            damage,
-            max_bytes,
-            stats,
-        }
+        Committer { shared, files, db: Some(db), state, damage, max_bytes, stats }
     }
 
     /// Works until the store is closed or fails; then everybody is told.
@@ -137,18 +123,10 @@ impl Committer {
     fn is_needed(&self, work: &Work) -> bool {
         let state = &self.state;
         let moved = |(name, upto): (&Arc<str>, &u64)| {
-            state
-                .sinks
-                .get(name)
-                .is_some_and(|sink| *upto > sink.cursor && sink.records() > 0)
+            state.sinks.get(name).is_some_and(|sink| *upto > sink.cursor && sink.records() > 0)
         };
         let is_old = |now: i64| {
-            let aged = self
-                .shared
-                .layout
-                .sinks
-                .iter()
-                .filter_map(|s| Some((s, s.max_age_us?)));
+            let aged = self.shared.layout.sinks.iter().filter_map(|s| Some((s, s.max_age_us?)));
             aged.into_iter().any(|(sink, age)| {
                 state.sinks.get(&sink.name).is_some_and(|sink| {
                     let limit = now.saturating_sub(age);
@@ -206,13 +184,7 @@ impl Committer {
             txn.set_quick_repair(quick);
             let before = next.clone();
             let records = txn.open_table(RECORDS)?;
-            let mut transaction = Transaction {
-                records,
-                state: next,
-                damage,
-                layout,
-                max_bytes,
-            };
+            let mut transaction = Transaction { records, state: next, damage, layout, max_bytes };
             let bytes = transaction.apply(work)?;
             transaction.put_states(&before)?;
             drop(transaction);
@@ -222,10 +194,7 @@ impl Committer {
     }
 
     fn note(&mut self, trouble: &Trouble) {
-        tracing::error!(
-            reason = trouble.text(),
-            "the store's file failed; opening it again"
-        );
+        tracing::error!(reason = trouble.text(), "the store's file failed; opening it again");
         self.stats.last_error = Some(trouble.text().to_owned());
     }
 
@@ -274,13 +243,7 @@ impl Committer {
     /// so that who has read past damage sees it counted.
     fn answer(&mut self, ask: Ask) -> Result<(), String> {
         match ask {
-            Ask::Next {
-                sink,
-                after,
-                max_rows,
-                max_bytes,
-                reply,
-            } => {
+            Ask::Next { sink, after, max_rows, max_bytes, reply } => {
                 let rows = self.read(|db, state, damage| {
                     let Some(state) = state.sinks.get(&sink) else {
                         return Ok((vec![], after));
@@ -291,12 +254,7 @@ impl Committer {
                 self.shared.show(self.figures());
                 answer(reply, Ok(rows));
             }
-            Ask::Log {
-                table,
-                from,
-                max_rows,
-                reply,
-            } => {
+            Ask::Log { table, from, max_rows, reply } => {
                 let rows = self.read(|db, state, damage| {
                     let Some(log) = state.tables.get(&table) else {
                         return Ok(vec![]);

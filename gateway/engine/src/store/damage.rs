@@ -111,12 +111,7 @@ pub(super) struct Damage {
 
 impl Damage {
     pub(super) fn new(disk: Arc<dyn Disk>) -> Self {
-        Damage {
-            records: 0,
-            rows: 0,
-            seen: HashSet::new(),
-            disk,
-        }
+        Damage { records: 0, rows: 0, seen: HashSet::new(), disk }
     }
 
     /// A value failed its check.
@@ -128,9 +123,7 @@ impl Damage {
         let mut copy = Vec::with_capacity(key.len() + value.len() + 8);
         put_bytes(&mut copy, key);
         put_bytes(&mut copy, value);
-        let kept = self
-            .disk
-            .append(QUARANTINE_FILE, &copy, QUARANTINE_BYTES_MAX);
+        let kept = self.disk.append(QUARANTINE_FILE, &copy, QUARANTINE_BYTES_MAX);
         tracing::error!(
             key = %key.escape_ascii(), bytes = value.len(), copy_kept = kept.is_ok(),
             "a stored value failed its check and is passed over"

@@ -79,15 +79,9 @@ impl Disk for Folder {
     }
 
     fn lock(&self, name: &str) -> io::Result<Option<Box<dyn Debug + Send>>> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.0)?;
-        let file = Self::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(self.path(name))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        let file =
+            Self::options().create(true).truncate(false).write(true).open(self.path(name))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Box::new(file))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -101,11 +95,7 @@ impl Disk for Folder {
 
     fn open(&self, name: &str, create: bool) -> io::Result<Box<dyn StorageBackend>> {
         let mut options = Self::options();
-        options
-            .read(true)
-            .write(true)
-            .create(create)
-            .truncate(create);
+        options.read(true).write(true).create(create).truncate(create);
         let file = options.open(self.path(name))?;
         // After a failed sync Linux marks the pages clean: they would be read back from memory as
         // if they were on the device. Dropped from the cache, they are read from where they count.
@@ -141,21 +131,15 @@ impl Disk for Folder {
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let beside = format!("{name}.new");
-        let mut file = Self::options()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .open(self.path(&beside))?;
+        let mut file =
+            Self::options().create(true).truncate(true).write(true).open(self.path(&beside))?;
         file.write_all(bytes)?;
         file.sync_all()?;
         self.publish(&beside, name, None)
     }
 
     fn append(&self, name: &str, bytes: &[u8], bytes_max: u64) -> io::Result<()> {
-        let mut file = Self::options()
-            .create(true)
-            .append(true)
-            .open(self.path(name))?;
+        let mut file = Self::options().create(true).append(true).open(self.path(name))?;
         let length = file.metadata()?.len().saturating_add(bytes.len() as u64);
         if length > bytes_max {
             return Err(io::Error::from(io::ErrorKind::FileTooLarge));
@@ -201,9 +185,7 @@ impl StorageBackend for Counted {
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.inner.write(offset, data)?;
-        self.traffic
-            .written
-            .fetch_add(data.len() as u64, Ordering::Relaxed);
+        self.traffic.written.fetch_add(data.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 

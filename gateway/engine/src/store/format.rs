@@ -177,12 +177,7 @@ impl Meta {
         let mut reader = Reader(body);
         let format = reader.u32()?;
         if format > FORMAT {
-            return Some(Meta {
-                format,
-                epoch: 0,
-                commit: 0,
-                gateway: String::new(),
-            });
+            return Some(Meta { format, epoch: 0, commit: 0, gateway: String::new() });
         }
         Some(Meta {
             format,
@@ -264,11 +259,7 @@ impl SinkState {
             lost: reader.u64()?,
             letters: reader.u64()?,
             letter_bytes: reader.u64()?,
-            head_created: if reader.0.is_empty() {
-                None
-            } else {
-                Some(reader.i64()?)
-            },
+            head_created: if reader.0.is_empty() { None } else { Some(reader.i64()?) },
         };
         (state.next > state.cursor).then_some(state)
     }
@@ -324,19 +315,12 @@ pub(super) fn decode_progress(stream: Arc<str>, body: &[u8]) -> Option<StreamPro
     let state = reader.take(length)?.to_vec();
     let processed = positions(&mut reader)?;
     let replay_from = positions(&mut reader)?;
-    Some(StreamProgress {
-        stream,
-        state,
-        processed,
-        replay_from,
-    })
+    Some(StreamProgress { stream, state, processed, replay_from })
 }
 
 fn positions(reader: &mut Reader<'_>) -> Option<Vec<(Arc<str>, u64)>> {
     let count = reader.size()?;
-    (0..count)
-        .map(|_| Some((Arc::from(reader.text()?), reader.u64()?)))
-        .collect()
+    (0..count).map(|_| Some((Arc::from(reader.text()?), reader.u64()?))).collect()
 }
 
 /// Bytes of bodies in one outbox record: small enough to be read again for each delivery.
@@ -347,9 +331,7 @@ pub(super) const ROW_BYTES: u64 = 4;
 
 /// What a row counts against its sink's bound.
 pub(super) fn row_bytes(body: &Bytes) -> u64 {
-    u64::try_from(body.len())
-        .unwrap_or(u64::MAX)
-        .saturating_add(ROW_BYTES)
+    u64::try_from(body.len()).unwrap_or(u64::MAX).saturating_add(ROW_BYTES)
 }
 
 /// Encodes outbox rows that follow each other; rows of one stream with equal window and creation
@@ -400,15 +382,7 @@ pub(super) fn decode_outbox(first: u64, body: &[u8]) -> Option<Vec<OutboxRow>> {
             let length = reader.size()?;
             let body = Bytes::copy_from_slice(reader.take(length)?);
             let stream = stream.clone();
-            rows.push(OutboxRow {
-                position,
-                epoch,
-                stream,
-                seq,
-                body,
-                window,
-                created,
-            });
+            rows.push(OutboxRow { position, epoch, stream, seq, body, window, created });
             position += 1;
         }
     }

@@ -93,10 +93,7 @@ impl Shared {
         });
         let queue = options.queue.clamp(1, Semaphore::MAX_PERMITS);
         Shared {
-            inbox: Mutex::new(Inbox {
-                log_ends: log_ends.collect(),
-                ..Inbox::default()
-            }),
+            inbox: Mutex::new(Inbox { log_ends: log_ends.collect(), ..Inbox::default() }),
             wake: Condvar::new(),
             slots: Arc::new(Semaphore::new(queue)),
             room: Notify::new(),
@@ -108,10 +105,7 @@ impl Shared {
             queue,
             commit_bytes: options.commit_bytes,
             max_bytes: options.max_bytes,
-            view: Mutex::new(View {
-                state,
-                stats: StoreStats::default(),
-            }),
+            view: Mutex::new(View { state, stats: StoreStats::default() }),
         }
     }
 
@@ -166,17 +160,10 @@ impl Shared {
             coming.1 += bytes;
             inbox.bytes += usize::try_from(bytes).unwrap_or(usize::MAX);
         }
-        inbox.bytes += taken
-            .progress
-            .as_ref()
-            .map_or(0, |progress| progress.state.len());
+        inbox.bytes += taken.progress.as_ref().map_or(0, |progress| progress.state.len());
         inbox.waits += usize::from(taken.wait);
         let (ticket, done) = oneshot::channel();
-        inbox.work.commits.push(Pending {
-            commit: taken,
-            ticket,
-            _slot: slot,
-        });
+        inbox.work.commits.push(Pending { commit: taken, ticket, _slot: slot });
         if self.is_due(&inbox) {
             self.wake.notify_one();
         }
@@ -209,12 +196,7 @@ impl Shared {
 
     /// Whether every `Block` sink of the commit is below its bounds and the store below its own.
     fn has_room(&self, inbox: &Inbox, commit: &Commit) -> bool {
-        if self
-            .layout
-            .sinks
-            .iter()
-            .all(|sink| sink.when_full != WhenFull::Block)
-        {
+        if self.layout.sinks.iter().all(|sink| sink.when_full != WhenFull::Block) {
             return true;
         }
         let view = lock(&self.view);
@@ -284,15 +266,8 @@ impl Shared {
             return;
         };
         let mut inbox = lock(&self.inbox);
-        let (sink, reason) = (
-            sink.clone(),
-            reason.chars().take(REASON_CHARS_MAX).collect(),
-        );
-        inbox.work.refusals.push(Refusal {
-            sink,
-            position,
-            reason,
-        });
+        let (sink, reason) = (sink.clone(), reason.chars().take(REASON_CHARS_MAX).collect());
+        inbox.work.refusals.push(Refusal { sink, position, reason });
         if self.is_due(&inbox) {
             self.wake.notify_one();
         }
@@ -314,10 +289,7 @@ impl Shared {
             if !inbox.asks.is_empty() || due || inbox.flush || inbox.close {
                 break;
             }
-            inbox = self
-                .wake
-                .wait(inbox)
-                .unwrap_or_else(PoisonError::into_inner);
+            inbox = self.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
         }
         let flush = inbox.flush || inbox.close;
         let take = flush || (!stalled && self.is_due(&inbox));
@@ -325,41 +297,26 @@ impl Shared {
             inbox.flush = false;
             if stalled {
                 let delivered = std::mem::take(&mut inbox.work.delivered);
-                return Work {
-                    delivered,
-                    ..Work::default()
-                };
+                return Work { delivered, ..Work::default() };
             }
             inbox.bytes = 0;
             inbox.waits = 0;
             std::mem::take(&mut inbox.work)
         });
-        Turn {
-            asks: std::mem::take(&mut inbox.asks),
-            work,
-            flush,
-            close: inbox.close,
-        }
+        Turn { asks: std::mem::take(&mut inbox.asks), work, flush, close: inbox.close }
     }
 
     /// Shows what is durable now; `work` is what made it so.
     pub(super) fn publish(&self, state: &State, figures: StoreStats, work: &Work) {
         let mut inbox = lock(&self.inbox);
-        for rows in work
-            .commits
-            .iter()
-            .flat_map(|pending| &pending.commit.outbox)
-        {
+        for rows in work.commits.iter().flat_map(|pending| &pending.commit.outbox) {
             if let Some(coming) = inbox.coming.get_mut(&rows.sink) {
                 coming.0 = coming.0.saturating_sub(rows.bodies.len() as u64);
                 let bytes: u64 = rows.bodies.iter().map(row_bytes).sum();
                 coming.1 = coming.1.saturating_sub(bytes);
             }
         }
-        *lock(&self.view) = View {
-            state: Arc::new(state.clone()),
-            stats: figures,
-        };
+        *lock(&self.view) = View { state: Arc::new(state.clone()), stats: figures };
         drop(inbox);
         for (name, durable) in &self.durable {
             let last = state.sinks.get(name).map_or(0, |sink| sink.next - 1);
@@ -386,8 +343,7 @@ impl Shared {
             view.stats.failed = true;
             view.stats.last_error = Some(reason.to_string());
         }
-        self.end
-            .send_if_modified(|end| end.is_none() && end.replace(reason.clone()).is_none());
+        self.end.send_if_modified(|end| end.is_none() && end.replace(reason.clone()).is_none());
         for pending in work.commits {
             answer(pending.ticket, Err(reason.clone()));
         }
@@ -480,7 +436,5 @@ impl Drop for Blocked<'_> {
 /// About what a batch will take.
 fn batch_bytes(batch: &RecordBatch) -> usize {
     let columns = batch.columns().iter();
-    columns
-        .map(|column| column.to_data().get_slice_memory_size().unwrap_or(0))
-        .sum()
+    columns.map(|column| column.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }

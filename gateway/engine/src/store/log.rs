@@ -45,17 +45,13 @@ pub(super) fn append(
         let batches: Vec<RecordBatch> = run
             .iter()
             .filter_map(|part| {
-                let below = floor
-                    .saturating_sub(part.position)
-                    .min(rows_of(&part.batch));
+                let below = floor.saturating_sub(part.position).min(rows_of(&part.batch));
                 let skip = usize::try_from(below).ok()?;
                 let keep = part.batch.num_rows() - skip;
                 (keep > 0).then(|| part.batch.slice(skip, keep))
             })
             .collect();
-        let end = run
-            .last()
-            .map_or(state.end, |part| part.position + rows_of(&part.batch));
+        let end = run.last().map_or(state.end, |part| part.position + rows_of(&part.batch));
         if let Some(first) = batches.first() {
             let schema = first.schema();
             let rows = concat_batches(&schema, &batches).map_err(|error| refused(&error))?;
@@ -126,21 +122,14 @@ pub(super) fn trim(
         Some((position, _)) if floor < state.end => *position,
         _ => floor,
     };
-    let gone: u64 = passed
-        .iter()
-        .filter(|(position, _)| *position < keep_from)
-        .map(|(_, bytes)| bytes)
-        .sum();
+    let gone: u64 =
+        passed.iter().filter(|(position, _)| *position < keep_from).map(|(_, bytes)| bytes).sum();
     if passed.iter().any(|(position, _)| *position < keep_from) {
         let high = key(Kind::Log, table, keep_from);
         records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
     }
     state.start = floor;
-    state.bytes = if floor == state.end {
-        0
-    } else {
-        state.bytes.saturating_sub(gone)
-    };
+    state.bytes = if floor == state.end { 0 } else { state.bytes.saturating_sub(gone) };
     Ok(())
 }
 
@@ -151,10 +140,7 @@ pub(super) fn drop_oldest(
     state: &mut TableState,
 ) -> Result<bool, Trouble> {
     let (low, high) = (key(Kind::Log, table, 0), key(Kind::Log, table, u64::MAX));
-    let second = match records
-        .range::<&[u8]>(low.as_slice()..=high.as_slice())?
-        .nth(1)
-    {
+    let second = match records.range::<&[u8]>(low.as_slice()..=high.as_slice())?.nth(1) {
         Some(entry) => split_key(entry?.0.value()).map(|(_, _, position)| position),
         None => None,
     };
@@ -183,10 +169,7 @@ pub(super) fn read(
         key(Kind::Log, table, expected),
         key(Kind::Log, table, u64::MAX),
     );
-    let start = match records
-        .range::<&[u8]>(low.as_slice()..=at.as_slice())?
-        .next_back()
-    {
+    let start = match records.range::<&[u8]>(low.as_slice()..=at.as_slice())?.next_back() {
         Some(entry) => entry?.0.value().to_vec(),
         None => at,
     };
@@ -235,12 +218,7 @@ pub(super) fn rebuild(
     table: &str,
     passed: u64,
 ) -> Result<TableState, Trouble> {
-    let mut state = TableState {
-        start: passed,
-        end: passed,
-        bytes: 0,
-        dropped: 0,
-    };
+    let mut state = TableState { start: passed, end: passed, bytes: 0, dropped: 0 };
     let mut first = None;
     let (low, high) = (key(Kind::Log, table, 0), key(Kind::Log, table, u64::MAX));
     for entry in records.range::<&[u8]>(low.as_slice()..=high.as_slice())? {

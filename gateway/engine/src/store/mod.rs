@@ -49,9 +49,7 @@ pub struct Store {
 impl Clone for Store {
     fn clone(&self) -> Self {
         self.shared.handles.fetch_add(1, Ordering::Relaxed);
-        Store {
-            shared: Arc::clone(&self.shared),
-        }
+        Store { shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -63,9 +61,7 @@ impl Drop for Store {
 
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Store")
-            .field("epoch", &self.shared.epoch)
-            .finish_non_exhaustive()
+        f.debug_struct("Store").field("epoch", &self.shared.epoch).finish_non_exhaustive()
     }
 }
 
@@ -96,10 +92,7 @@ impl Store {
         thread::Builder::new()
             .name("store".to_owned())
             .spawn(move || committer.run())
-            .map_err(|error| StoreError::Io {
-                path,
-                source: Arc::new(error),
-            })?;
+            .map_err(|error| StoreError::Io { path, source: Arc::new(error) })?;
         Ok((Store { shared }, recovery))
     }
 
@@ -124,11 +117,7 @@ impl Store {
 
     /// The progress that a stream committed last, or `None` for a new stream.
     pub fn progress(&self, stream: &str) -> Option<StreamProgress> {
-        self.shared
-            .state()
-            .progress
-            .get(stream)
-            .map(|progress| (**progress).clone())
+        self.shared.state().progress.get(stream).map(|progress| (**progress).clone())
     }
 
     /// The position that the next row of `table` must have; rows in the queue included.
@@ -146,13 +135,7 @@ impl Store {
         max_rows: usize,
     ) -> Result<Vec<(u64, RecordBatch)>, StoreError> {
         let table = Arc::from(table);
-        self.ask(|reply| Ask::Log {
-            table,
-            from,
-            max_rows,
-            reply,
-        })
-        .await
+        self.ask(|reply| Ask::Log { table, from, max_rows, reply }).await
     }
 
     /// Waits until durable rows lie beyond position `after` and returns them in order: at least
@@ -180,15 +163,8 @@ impl Store {
                 _ = durable.wait_for(|last| *last > after) => {}
             }
             let sink = name.clone();
-            let (rows, seen) = self
-                .ask(|reply| Ask::Next {
-                    sink,
-                    after,
-                    max_rows,
-                    max_bytes,
-                    reply,
-                })
-                .await?;
+            let (rows, seen) =
+                self.ask(|reply| Ask::Next { sink, after, max_rows, max_bytes, reply }).await?;
             if !rows.is_empty() {
                 return Ok(rows);
             }
@@ -198,11 +174,7 @@ impl Store {
 
     /// The durable low-water mark: every row of the sink up to this position is settled.
     pub fn cursor(&self, sink: &str) -> u64 {
-        self.shared
-            .state()
-            .sinks
-            .get(sink)
-            .map_or(0, |sink| sink.cursor)
+        self.shared.state().sinks.get(sink).map_or(0, |sink| sink.cursor)
     }
 
     /// Says that the far side has taken every row up to `upto`. Cheap; durable with the next
@@ -243,14 +215,9 @@ impl Store {
     /// Resolves when the store has failed for good, with the reason. Cancel safe.
     pub async fn failed(&self) -> StoreError {
         let mut end = self.shared.watch_end();
-        let failed = end
-            .wait_for(|end| matches!(end, Some(StoreError::Failed(_))))
-            .await;
+        let failed = end.wait_for(|end| matches!(end, Some(StoreError::Failed(_)))).await;
         // The sender lives as long as this handle, so that there is an answer.
-        failed
-            .ok()
-            .and_then(|end| end.clone())
-            .unwrap_or(StoreError::Closed)
+        failed.ok().and_then(|end| end.clone()).unwrap_or(StoreError::Closed)
     }
 
     /// Commits what waits, closes the files and releases the lock. Later calls on other handles
@@ -258,11 +225,7 @@ impl Store {
     pub async fn close(self) -> Result<(), StoreError> {
         self.shared.close();
         let mut end = self.shared.watch_end();
-        let end = end
-            .wait_for(Option::is_some)
-            .await
-            .ok()
-            .and_then(|end| end.clone());
+        let end = end.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
         match end {
             Some(StoreError::Failed(reason)) => Err(StoreError::Failed(reason)),
             _ => Ok(()),

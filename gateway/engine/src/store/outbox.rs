@@ -44,10 +44,7 @@ fn for_each_chunk(
         key(Kind::Outbox, sink, from),
         key(Kind::Outbox, sink, u64::MAX),
     );
-    let start = match records
-        .range::<&[u8]>(low.as_slice()..=at.as_slice())?
-        .next_back()
-    {
+    let start = match records.range::<&[u8]>(low.as_slice()..=at.as_slice())?.next_back() {
         Some(entry) => entry?.0.value().to_vec(),
         None => at,
     };
@@ -88,10 +85,7 @@ pub(super) fn settle(
             passed = true;
             return ControlFlow::Continue(());
         };
-        for row in rows
-            .iter()
-            .filter(|row| row.position > state.cursor && row.position <= upto)
-        {
+        for row in rows.iter().filter(|row| row.position > state.cursor && row.position <= upto) {
             present += 1;
             bytes += row_bytes(&row.body);
         }
@@ -111,17 +105,10 @@ pub(super) fn settle(
         Fate::Rejected => state.rejected += present,
     }
     state.cursor = upto;
-    state.bytes = if state.records() == 0 {
-        0
-    } else {
-        state.bytes.saturating_sub(bytes)
-    };
+    state.bytes = if state.records() == 0 { 0 } else { state.bytes.saturating_sub(bytes) };
     state.head_created = head;
     if passed {
-        let (low, high) = (
-            key(Kind::Outbox, sink, 0),
-            key(Kind::Outbox, sink, keep_from),
-        );
+        let (low, high) = (key(Kind::Outbox, sink, 0), key(Kind::Outbox, sink, keep_from));
         records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
     }
     Ok(())
@@ -170,15 +157,9 @@ pub(super) fn letters(
     limit: usize,
     damage: &mut Damage,
 ) -> Result<Vec<Rejected>, Trouble> {
-    let (low, high) = (
-        key(Kind::Rejected, sink, 0),
-        key(Kind::Rejected, sink, u64::MAX),
-    );
+    let (low, high) = (key(Kind::Rejected, sink, 0), key(Kind::Rejected, sink, u64::MAX));
     let mut letters = Vec::new();
-    for entry in records
-        .range::<&[u8]>(low.as_slice()..=high.as_slice())?
-        .rev()
-    {
+    for entry in records.range::<&[u8]>(low.as_slice()..=high.as_slice())?.rev() {
         if letters.len() >= limit {
             break;
         }
@@ -221,17 +202,11 @@ pub(super) fn append(
             if let Some(room) = &mut room {
                 if room.records == 0 || room.bytes < bytes {
                     // Nothing later may overtake: from here on the sink is full for this commit.
-                    *room = Room {
-                        records: 0,
-                        bytes: 0,
-                    };
+                    *room = Room { records: 0, bytes: 0 };
                     state.dropped += 1;
                     continue;
                 }
-                *room = Room {
-                    records: room.records - 1,
-                    bytes: room.bytes - bytes,
-                };
+                *room = Room { records: room.records - 1, bytes: room.bytes - bytes };
             }
             if state.records() == 0 {
                 state.head_created = Some(part.created);
@@ -270,13 +245,8 @@ fn put_chunk(records: &mut Records<'_>, sink: &str, rows: &[OutboxRow]) -> Resul
 
 /// How many bytes and rows an outbox is over its own bounds.
 pub(super) fn excess(layout: &SinkLayout, state: &SinkState) -> Room {
-    let records = layout
-        .max_records
-        .map_or(0, |max| state.records().saturating_sub(max));
-    Room {
-        records,
-        bytes: state.bytes.saturating_sub(layout.max_bytes),
-    }
+    let records = layout.max_records.map_or(0, |max| state.records().saturating_sub(max));
+    Room { records, bytes: state.bytes.saturating_sub(layout.max_bytes) }
 }
 
 /// Whether a bound of its own stops a `Block` sink from taking more.
@@ -298,11 +268,7 @@ pub(super) fn drop_oldest(
     }
     let (cursor, mut upto, mut bytes) = (state.cursor, state.next - 1, 0_u64);
     for_each_chunk(records, sink, cursor + 1, damage, |rows| {
-        for row in rows
-            .unwrap_or_default()
-            .iter()
-            .filter(|row| row.position > cursor)
-        {
+        for row in rows.unwrap_or_default().iter().filter(|row| row.position > cursor) {
             bytes += row_bytes(&row.body);
             if bytes >= excess.bytes && row.position - cursor >= excess.records {
                 upto = row.position;
@@ -405,10 +371,7 @@ pub(super) fn rebuild(
         state.cursor = position - 1;
         state.head_created = Some(created);
     }
-    let (low, high) = (
-        key(Kind::Rejected, sink, 0),
-        key(Kind::Rejected, sink, u64::MAX),
-    );
+    let (low, high) = (key(Kind::Rejected, sink, 0), key(Kind::Rejected, sink, u64::MAX));
     for entry in records.range::<&[u8]>(low.as_slice()..=high.as_slice())? {
         state.letters += 1;
         state.letter_bytes += entry?.1.value().len() as u64;

@@ -61,9 +61,7 @@ impl Files {
             let inner = self.disk.open(name, create).map_err(redb::Error::Io)?;
             let traffic = Arc::clone(&self.traffic);
             let backend = Counted { inner, traffic };
-            Ok(Builder::new()
-                .set_cache_size(self.cache_bytes)
-                .create_with_backend(backend)?)
+            Ok(Builder::new().set_cache_size(self.cache_bytes).create_with_backend(backend)?)
         })
     }
 }
@@ -81,11 +79,7 @@ pub(super) struct State {
 impl State {
     /// Bytes of log values, waiting rows and dead letters.
     pub(super) fn held_bytes(&self) -> u64 {
-        let sinks: u64 = self
-            .sinks
-            .values()
-            .map(|sink| sink.bytes + sink.letter_bytes)
-            .sum();
+        let sinks: u64 = self.sinks.values().map(|sink| sink.bytes + sink.letter_bytes).sum();
         sinks + self.tables.values().map(|table| table.bytes).sum::<u64>()
     }
 
@@ -134,25 +128,16 @@ pub(super) fn open(
     layout: &Layout,
 ) -> Result<Opened, StoreError> {
     check_names(layout)?;
-    let lock = disk
-        .lock(LOCK)
-        .map_err(|error| io_error(&**disk, LOCK, error))?;
+    let lock = disk.lock(LOCK).map_err(|error| io_error(&**disk, LOCK, error))?;
     let Some(lock) = lock else {
-        return Err(StoreError::Locked {
-            path: disk.path(LOCK),
-        });
+        return Err(StoreError::Locked { path: disk.path(LOCK) });
     };
     let traffic = Arc::default();
-    let files = Files {
-        disk: Arc::clone(disk),
-        traffic,
-        cache_bytes: options.cache_bytes,
-        _lock: lock,
-    };
+    let files =
+        Files { disk: Arc::clone(disk), traffic, cache_bytes: options.cache_bytes, _lock: lock };
     let mut damage = Damage::new(Arc::clone(disk));
     let mut recovery = Recovery::default();
-    disk.remove(NEW)
-        .map_err(|error| io_error(&**disk, NEW, error))?;
+    disk.remove(NEW).map_err(|error| io_error(&**disk, NEW, error))?;
 
     let db = open_or_make(&files, options, &mut recovery)?;
     refuse_newer(&files, &db, &mut damage)?;
@@ -160,10 +145,7 @@ pub(super) fn open(
     let (db, loaded) = match loaded {
         Ok(loaded) => (db, loaded),
         Err(Trouble::Damaged(reason)) => {
-            tracing::error!(
-                reason,
-                "the store's file is broken inside; carrying over the rest"
-            );
+            tracing::error!(reason, "the store's file is broken inside; carrying over the rest");
             let (db, moved) = salvage(&files, db, &mut damage).map_err(|t| failed(&files, &t))?;
             recovery.salvaged = true;
             recovery.quarantined = Some(moved);
@@ -175,21 +157,13 @@ pub(super) fn open(
     let state = settle_epoch(&files, &db, loaded, options, &mut recovery)?;
     recovery.corrupt_records = damage.records;
     recovery.unclaimed = unclaimed(&state, layout);
-    Ok(Opened {
-        files,
-        db,
-        state,
-        damage,
-        recovery,
-    })
+    Ok(Opened { files, db, state, damage, recovery })
 }
 
 fn check_names(layout: &Layout) -> Result<(), StoreError> {
     let tables = layout.tables.iter().map(|table| &table.name);
     let streams = layout.tables.iter().flat_map(|table| &table.readers);
-    let names = tables
-        .chain(streams)
-        .chain(layout.sinks.iter().map(|sink| &sink.name));
+    let names = tables.chain(streams).chain(layout.sinks.iter().map(|sink| &sink.name));
     for name in names {
         if name.len() > NAME_BYTES_MAX {
             return Err(StoreError::Unknown(format!("name of {} bytes", name.len())));
@@ -199,17 +173,11 @@ fn check_names(layout: &Layout) -> Result<(), StoreError> {
 }
 
 fn io_error(disk: &dyn Disk, name: &str, error: io::Error) -> StoreError {
-    StoreError::Io {
-        path: disk.path(name),
-        source: Arc::new(error),
-    }
+    StoreError::Io { path: disk.path(name), source: Arc::new(error) }
 }
 
 fn failed(files: &Files, trouble: &Trouble) -> StoreError {
-    StoreError::Unreadable {
-        path: files.disk.path(LIVE),
-        reason: trouble.text().to_owned(),
-    }
+    StoreError::Unreadable { path: files.disk.path(LIVE), reason: trouble.text().to_owned() }
 }
 
 /// Opens the live file; makes one where there is none or where it cannot be opened.
@@ -219,9 +187,7 @@ fn open_or_make(
     recovery: &mut Recovery,
 ) -> Result<Database, StoreError> {
     let disk = &*files.disk;
-    let length = disk
-        .length(LIVE)
-        .map_err(|error| io_error(disk, LIVE, error))?;
+    let length = disk.length(LIVE).map_err(|error| io_error(disk, LIVE, error))?;
     let Some(length) = length else {
         recovery.created = true;
         return make(files, options, None);
@@ -261,9 +227,7 @@ fn refuse_newer(files: &Files, db: &Database, damage: &mut Damage) -> Result<(),
 pub(super) fn quarantine_name(disk: &dyn Disk) -> Result<String, StoreError> {
     let name = |number| format!("{LIVE}.quarantine-{number}");
     for number in 1..QUARANTINES_MAX {
-        let taken = disk
-            .length(&name(number))
-            .map_err(|e| io_error(disk, LIVE, e))?;
+        let taken = disk.length(&name(number)).map_err(|e| io_error(disk, LIVE, e))?;
         if taken.is_none() {
             return Ok(name(number));
         }
@@ -279,27 +243,19 @@ fn make(
 ) -> Result<Database, StoreError> {
     let disk = &*files.disk;
     let epoch = next_epoch(disk, options.epoch_hint, 0)?;
-    let meta = Meta {
-        format: FORMAT,
-        epoch,
-        commit: 0,
-        gateway: options.gateway.clone(),
-    };
+    let meta = Meta { format: FORMAT, epoch, commit: 0, gateway: options.gateway.clone() };
     let written = files.open(NEW, true).and_then(|db| {
         write(&db, |records| put(records, Kind::Meta, "", &meta.encode()))?;
         contained(|| db.close().map_err(Trouble::from))
     });
     written.map_err(|trouble| failed(files, &trouble))?;
-    disk.publish(NEW, LIVE, aside)
-        .map_err(|error| io_error(disk, LIVE, error))?;
+    disk.publish(NEW, LIVE, aside).map_err(|error| io_error(disk, LIVE, error))?;
     files.open_live().map_err(|trouble| failed(files, &trouble))
 }
 
 /// Takes an epoch above every one that this folder has seen, and notes it durably first.
 fn next_epoch(disk: &dyn Disk, hint: u64, known: u64) -> Result<u64, StoreError> {
-    let noted = disk
-        .read(EPOCH)
-        .map_err(|error| io_error(disk, EPOCH, error))?;
+    let noted = disk.read(EPOCH).map_err(|error| io_error(disk, EPOCH, error))?;
     let noted = noted.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse().ok());
     let epoch = hint.max(noted.unwrap_or(0).max(known) + 1);
     disk.write(EPOCH, format!("{epoch}\n").as_bytes())
@@ -350,31 +306,17 @@ struct Loaded {
 fn load(db: &Database, layout: &Layout, damage: &mut Damage) -> Result<Loaded, Trouble> {
     let meta = read_meta(db, damage)?;
     let meta_lost = meta.is_none();
-    let meta = meta.unwrap_or(Meta {
-        format: FORMAT,
-        epoch: 0,
-        commit: 0,
-        gateway: String::new(),
-    });
+    let meta = meta.unwrap_or(Meta { format: FORMAT, epoch: 0, commit: 0, gateway: String::new() });
     let records = records(db)?;
     let mut bad = BTreeSet::new();
-    let sinks = states(&records, Kind::Sink, damage, &mut bad, |_, body| {
-        SinkState::decode(body)
-    })?;
-    let tables = states(&records, Kind::Table, damage, &mut bad, |_, body| {
-        TableState::decode(body)
-    })?;
+    let sinks = states(&records, Kind::Sink, damage, &mut bad, |_, body| SinkState::decode(body))?;
+    let tables =
+        states(&records, Kind::Table, damage, &mut bad, |_, body| TableState::decode(body))?;
     let progress = states(&records, Kind::Progress, damage, &mut bad, |name, body| {
         decode_progress(Arc::from(name), body).map(Arc::new)
     })?;
     let schemas = load_schemas(&records, damage)?;
-    let mut state = State {
-        meta,
-        sinks,
-        tables,
-        progress,
-        schemas,
-    };
+    let mut state = State { meta, sinks, tables, progress, schemas };
     let progress_lost = bad
         .iter()
         .filter(|(kind, _)| *kind == Kind::Progress as u8)
@@ -382,12 +324,7 @@ fn load(db: &Database, layout: &Layout, damage: &mut Damage) -> Result<Loaded, T
         .collect();
     let rebuilt = rebuild(&records, &mut state, layout, &bad, damage)?;
     let rebuilt = rebuilt || damage.records > 0;
-    Ok(Loaded {
-        state,
-        meta_lost,
-        progress_lost,
-        rebuilt,
-    })
+    Ok(Loaded { state, meta_lost, progress_lost, rebuilt })
 }
 
 /// Reads the state records of one kind; the names of those that failed go to `bad`.
@@ -428,10 +365,7 @@ fn load_schemas(
         let place = split_key(key.value());
         match place.zip(schema) {
             Some(((_, table, number), schema)) => {
-                schemas
-                    .entry(Arc::from(table))
-                    .or_default()
-                    .push((number, schema));
+                schemas.entry(Arc::from(table)).or_default().push((number, schema));
             }
             None => damage.bad(key.value(), value.value()),
         }
@@ -448,23 +382,13 @@ fn rebuild(
     damage: &mut Damage,
 ) -> Result<bool, Trouble> {
     let lost = |kind: Kind| {
-        let lost = bad
-            .iter()
-            .filter(move |(bad, name)| *bad == kind as u8 && !name.is_empty());
+        let lost = bad.iter().filter(move |(bad, name)| *bad == kind as u8 && !name.is_empty());
         lost.map(|(_, name)| Arc::from(&**name))
     };
-    let sinks: BTreeSet<Arc<str>> = layout
-        .sinks
-        .iter()
-        .map(|sink| sink.name.clone())
-        .chain(lost(Kind::Sink))
-        .collect();
-    let tables: BTreeSet<Arc<str>> = layout
-        .tables
-        .iter()
-        .map(|table| table.name.clone())
-        .chain(lost(Kind::Table))
-        .collect();
+    let sinks: BTreeSet<Arc<str>> =
+        layout.sinks.iter().map(|sink| sink.name.clone()).chain(lost(Kind::Sink)).collect();
+    let tables: BTreeSet<Arc<str>> =
+        layout.tables.iter().map(|table| table.name.clone()).chain(lost(Kind::Table)).collect();
     let mut rebuilt = false;
     for name in sinks {
         if let Entry::Vacant(vacant) = state.sinks.entry(name) {
@@ -498,20 +422,11 @@ fn settle_epoch(
     options: &StoreOptions,
     recovery: &mut Recovery,
 ) -> Result<State, StoreError> {
-    let Loaded {
-        mut state,
-        meta_lost,
-        progress_lost,
-        rebuilt,
-    } = loaded;
+    let Loaded { mut state, meta_lost, progress_lost, rebuilt } = loaded;
     let renamed = state.meta.gateway != options.gateway;
     if meta_lost || !progress_lost.is_empty() {
         state.meta.epoch = next_epoch(&*files.disk, options.epoch_hint, state.meta.epoch)?;
-        tracing::error!(
-            epoch = state.meta.epoch,
-            ?progress_lost,
-            "progress is lost: new epoch"
-        );
+        tracing::error!(epoch = state.meta.epoch, ?progress_lost, "progress is lost: new epoch");
     }
     state.meta.gateway.clone_from(&options.gateway);
     if meta_lost || rebuilt || renamed {
@@ -530,14 +445,8 @@ fn settle_epoch(
 }
 
 fn unclaimed(state: &State, layout: &Layout) -> Vec<String> {
-    let sinks = state
-        .sinks
-        .keys()
-        .filter(|name| !layout.sinks.iter().any(|s| s.name == **name));
-    let tables = state
-        .tables
-        .keys()
-        .filter(|name| !layout.tables.iter().any(|t| t.name == **name));
+    let sinks = state.sinks.keys().filter(|name| !layout.sinks.iter().any(|s| s.name == **name));
+    let tables = state.tables.keys().filter(|name| !layout.tables.iter().any(|t| t.name == **name));
     sinks
         .map(|name| format!("sink {name}"))
         .chain(tables.map(|name| format!("table {name}")))

@@ -38,11 +38,7 @@ pub(super) fn encode_schema(schema: &SchemaRef) -> Result<Vec<u8>, ArrowError> {
 
 /// Decodes what [`encode_schema`] wrote.
 pub(super) fn decode_schema(bytes: &[u8]) -> Option<SchemaRef> {
-    Some(
-        StreamReader::try_new(Cursor::new(bytes), None)
-            .ok()?
-            .schema(),
-    )
+    Some(StreamReader::try_new(Cursor::new(bytes), None).ok()?.schema())
 }
 
 /// Encodes rows whose schema is known as number `schema` in their table.
@@ -50,11 +46,7 @@ pub(super) fn encode_rows(schema: u64, batch: &RecordBatch) -> Result<Vec<u8>, A
     let mut out = Vec::new();
     out.extend_from_slice(&schema.to_le_bytes());
     put_size(&mut out, batch.num_rows());
-    if batch
-        .columns()
-        .iter()
-        .all(|column| is_compact(column.data_type()))
-    {
+    if batch.columns().iter().all(|column| is_compact(column.data_type())) {
         out.push(COMPACT);
         for column in batch.columns() {
             encode_column(&mut out, column);
@@ -79,10 +71,7 @@ pub(super) fn decode_rows(schema: &SchemaRef, body: &[u8]) -> Option<RecordBatch
     let mut reader = Reader(body);
     let (_, rows, form) = (reader.u64()?, reader.size()?, reader.u8()?);
     if form == IPC {
-        let batch = StreamReader::try_new(Cursor::new(reader.0), None)
-            .ok()?
-            .next()?
-            .ok()?;
+        let batch = StreamReader::try_new(Cursor::new(reader.0), None).ok()?.next()?.ok()?;
         return (batch.num_rows() == rows && batch.schema() == *schema).then_some(batch);
     }
     let columns: Option<Vec<ArrayRef>> = schema
@@ -130,9 +119,7 @@ fn is_one_value(column: &ArrayRef) -> bool {
     }
     let data = column.to_data();
     fixed_values(&data).is_some_and(|(values, width)| {
-        values
-            .chunks_exact(width)
-            .all(|value| value == &values[..width])
+        values.chunks_exact(width).all(|value| value == &values[..width])
     })
 }
 
@@ -146,14 +133,7 @@ fn fixed_values(data: &ArrayData) -> Option<(&[u8], usize)> {
 fn encode_values(out: &mut Vec<u8>, column: &ArrayRef) {
     if let Some(strings) = column.as_string_opt::<i32>() {
         for row in 0..strings.len() {
-            put_size(
-                out,
-                if strings.is_null(row) {
-                    0
-                } else {
-                    strings.value(row).len()
-                },
-            );
+            put_size(out, if strings.is_null(row) { 0 } else { strings.value(row).len() });
         }
         for text in strings.iter().flatten() {
             out.extend_from_slice(text.as_bytes());
@@ -201,9 +181,7 @@ fn decode_column(reader: &mut Reader<'_>, data_type: &DataType, rows: usize) -> 
 /// Offsets and text of `rows` strings, of which `stored` (all, or one that is repeated) are there.
 fn decode_text(reader: &mut Reader<'_>, stored: usize, rows: usize) -> Option<Vec<Buffer>> {
     let lengths: Vec<usize> = (0..stored).map(|_| reader.size()).collect::<Option<_>>()?;
-    let total = lengths
-        .iter()
-        .try_fold(0_usize, |sum, length| sum.checked_add(*length))?;
+    let total = lengths.iter().try_fold(0_usize, |sum, length| sum.checked_add(*length))?;
     let text = reader.take(total)?;
     let repeats = if stored == rows { 1 } else { rows };
     let mut offsets: Vec<i32> = Vec::with_capacity(rows + 1);
@@ -215,8 +193,5 @@ fn decode_text(reader: &mut Reader<'_>, stored: usize, rows: usize) -> Option<Ve
             offsets.push(i32::try_from(end).ok()?);
         }
     }
-    Some(vec![
-        Buffer::from_vec(offsets),
-        Buffer::from(text.repeat(repeats).as_slice()),
-    ])
+    Some(vec![Buffer::from_vec(offsets), Buffer::from(text.repeat(repeats).as_slice())])
 }

@@ -32,15 +32,8 @@ pub(super) fn salvage(
     for backwards in [false, true] {
         loop {
             let mut found = Vec::new();
-            let outcome = contained(|| {
-                gather(
-                    &db,
-                    front.as_deref(),
-                    back.as_deref(),
-                    backwards,
-                    &mut found,
-                )
-            });
+            let outcome =
+                contained(|| gather(&db, front.as_deref(), back.as_deref(), backwards, &mut found));
             if let Some((last, _)) = found.last() {
                 *(if backwards { &mut back } else { &mut front }) = Some(last.clone());
             }
@@ -54,8 +47,7 @@ pub(super) fn salvage(
     if !drop_contained(db) {
         tracing::debug!("the broken file did not close cleanly");
     }
-    disk.publish(NEW, LIVE, Some(&aside))
-        .map_err(|e| Trouble::from(redb::Error::Io(e)))?;
+    disk.publish(NEW, LIVE, Some(&aside)).map_err(|e| Trouble::from(redb::Error::Io(e)))?;
     let path = disk.path(&aside);
     tracing::error!(copied, kept = %path.display(), "carried over what was readable");
     Ok((files.open_live()?, path))
@@ -77,17 +69,10 @@ fn gather(
     let high = before.map_or(Bound::Unbounded, Bound::Excluded);
     let mut range = records.range::<&[u8]>((low, high))?;
     let mut bytes = 0;
-    while let Some(entry) = if backwards {
-        range.next_back()
-    } else {
-        range.next()
-    } {
+    while let Some(entry) = if backwards { range.next_back() } else { range.next() } {
         let (key, value) = entry?;
-        let last = found
-            .last()
-            .map_or(if backwards { before } else { after }, |(last, _)| {
-                Some(last)
-            });
+        let last =
+            found.last().map_or(if backwards { before } else { after }, |(last, _)| Some(last));
         let moves_on =
             last.is_none_or(|last| (key.value() > last) != backwards && key.value() != last);
         if !moves_on {

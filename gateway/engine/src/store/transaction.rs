@@ -26,20 +26,14 @@ impl Transaction<'_, '_> {
     pub(super) fn apply(&mut self, work: &Work) -> Result<u64, Trouble> {
         self.settle(work)?;
         let mut bytes = 0;
-        let progresses = work
-            .commits
-            .iter()
-            .filter_map(|p| p.commit.progress.as_ref());
+        let progresses = work.commits.iter().filter_map(|p| p.commit.progress.as_ref());
         // Of several by one stream the last one counts.
-        let latest: BTreeMap<_, _> = progresses
-            .map(|progress| (&progress.stream, progress))
-            .collect();
+        let latest: BTreeMap<_, _> =
+            progresses.map(|progress| (&progress.stream, progress)).collect();
         for (stream, progress) in latest {
             let body = encode_progress(progress);
             put(&mut self.records, Kind::Progress, stream, &body)?;
-            self.state
-                .progress
-                .insert(stream.clone(), Arc::new(progress.clone()));
+            self.state.progress.insert(stream.clone(), Arc::new(progress.clone()));
             bytes += body.len() as u64;
         }
         bytes += self.append_outboxes(work)?;
@@ -126,14 +120,7 @@ impl Transaction<'_, '_> {
             let floor = self.floor(&table.name, &table.readers);
             let state = self.state.tables.entry(table.name.clone()).or_default();
             let schemas = self.state.schemas.entry(table.name.clone()).or_default();
-            bytes += log::append(
-                &mut self.records,
-                &table.name,
-                state,
-                schemas,
-                floor,
-                &parts,
-            )?;
+            bytes += log::append(&mut self.records, &table.name, state, schemas, floor, &parts)?;
         }
         Ok(bytes)
     }
@@ -143,15 +130,9 @@ impl Transaction<'_, '_> {
         let needed = |stream: &Arc<str>| {
             let progress = self.state.progress.get(stream)?;
             let mut floors = progress.replay_from.iter();
-            floors
-                .find(|(name, _)| &**name == table)
-                .map(|(_, position)| *position)
+            floors.find(|(name, _)| &**name == table).map(|(_, position)| *position)
         };
-        readers
-            .iter()
-            .map(|stream| needed(stream).unwrap_or(0))
-            .min()
-            .unwrap_or(u64::MAX)
+        readers.iter().map(|stream| needed(stream).unwrap_or(0)).min().unwrap_or(u64::MAX)
     }
 
     fn trim_logs(&mut self) -> Result<(), Trouble> {
@@ -181,10 +162,7 @@ impl Transaction<'_, '_> {
                 .filter(|(name, sink)| sink.records() > 0 && gives(name))
                 .max_by_key(|(_, sink)| sink.bytes);
             if let Some((name, sink)) = largest {
-                let excess = Room {
-                    records: 1,
-                    bytes: over.min(sink.bytes),
-                };
+                let excess = Room { records: 1, bytes: over.min(sink.bytes) };
                 outbox::drop_oldest(&mut self.records, name, sink, excess, self.damage)?;
                 continue;
             }

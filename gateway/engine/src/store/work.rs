@@ -88,15 +88,7 @@ pub(super) fn answer<T>(reply: oneshot::Sender<T>, value: T) {
 /// the layout does not name.
 pub(super) fn droppable(state: &State, layout: &Layout) -> u64 {
     let kept = |name: &Arc<str>| {
-        layout
-            .sinks
-            .iter()
-            .any(|s| s.name == *name && s.when_full != WhenFull::DropOldest)
+        layout.sinks.iter().any(|s| s.name == *name && s.when_full != WhenFull::DropOldest)
     };
-    state
-        .sinks
-        .iter()
-        .filter(|(name, _)| !kept(name))
-        .map(|(_, sink)| sink.bytes)
-        .sum()
+    state.sinks.iter().filter(|(name, _)| !kept(name)).map(|(_, sink)| sink.bytes).sum()
 }

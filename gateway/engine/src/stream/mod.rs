@@ -42,12 +42,8 @@ impl Stream {
     /// Starts a stream that has no past. `now` in microseconds since 1970, UTC. Sequence numbers
     /// start at 1. An error is [`StreamError::Input`].
     pub fn new(spec: StreamSpec, query: Query, now: i64) -> Result<Self, StreamError> {
-        let input = |what: String| {
-            Err(StreamError::Input(format!(
-                "stream `{}`: {what}",
-                spec.name
-            )))
-        };
+        let input =
+            |what: String| Err(StreamError::Input(format!("stream `{}`: {what}", spec.name)));
         if let Some(Window::Tumbling { size, .. }) = spec.window
             && size < 1
         {
@@ -116,11 +112,7 @@ impl Stream {
         let until = stream.processed.clone();
         stream.refill = Some(Refill {
             closed: saved.watermark,
-            done: from
-                .iter()
-                .zip(&until)
-                .map(|(from, until)| from >= until)
-                .collect(),
+            done: from.iter().zip(&until).map(|(from, until)| from >= until).collect(),
             from,
             until,
             rows: saved.open_rows,
@@ -142,21 +134,8 @@ impl Stream {
         let mut effects = Effects::default();
         self.watermark.advance(now);
         let waiting = match event {
-            Event::Rows {
-                table,
-                position,
-                batch,
-            }
-            | Event::Replay {
-                table,
-                position,
-                batch,
-            } => {
-                let arrival = Arrival {
-                    table,
-                    position,
-                    columns: self.admit(table, &batch)?,
-                };
+            Event::Rows { table, position, batch } | Event::Replay { table, position, batch } => {
+                let arrival = Arrival { table, position, columns: self.admit(table, &batch)? };
                 self.refill(arrival)?
             }
             Event::Replayed => self.end_refill(true),
@@ -179,13 +158,7 @@ impl Stream {
         let table = |((spec, processed), replay_from): ((&TableSchema, &u64), &u64)| {
             (spec.name.clone(), *processed, *replay_from)
         };
-        let tables = self
-            .spec
-            .tables
-            .iter()
-            .zip(&self.processed)
-            .zip(&replay_from)
-            .map(table);
+        let tables = self.spec.tables.iter().zip(&self.processed).zip(&replay_from).map(table);
         let source = |source: &crate::watermark::Source| {
             (
                 u32::try_from(source.table).unwrap_or(u32::MAX),
@@ -211,11 +184,7 @@ impl Stream {
             tables: tables.collect(),
             sources: self.watermark.sources().iter().map(source).collect(),
         };
-        Progress {
-            state: saved.write(),
-            processed: self.processed.clone(),
-            replay_from,
-        }
+        Progress { state: saved.write(), processed: self.processed.clone(), replay_from }
     }
 
     /// The ledger.
@@ -238,18 +207,14 @@ impl Stream {
         }
         let first_end = self.open.first_end()?;
         let idle = self.watermark.next_idle();
-        idle.or_else(|| self.watermark.clock_reaches(first_end))
-            .map(|at| at.max(now))
+        idle.or_else(|| self.watermark.clock_reaches(first_end)).map(|at| at.max(now))
     }
 
     /// Lowest log position of a table that is still needed.
     fn needed(&self, table: usize) -> u64 {
         match &self.refill {
             Some(refill) => refill.from[table],
-            None => self
-                .open
-                .first_position(table)
-                .unwrap_or(self.processed[table]),
+            None => self.open.first_position(table).unwrap_or(self.processed[table]),
         }
     }
 
@@ -257,10 +222,7 @@ impl Stream {
     fn admit(&self, table: usize, batch: &RecordBatch) -> Result<Columns, StreamError> {
         let held = self.open.bytes() + self.refill.as_ref().map_or(0, |r| r.waiting_bytes);
         if held > self.spec.memory_max {
-            return Err(StreamError::Memory {
-                held,
-                max: self.spec.memory_max,
-            });
+            return Err(StreamError::Memory { held, max: self.spec.memory_max });
         }
         match self.spec.tables.get(table) {
             Some(table) => Columns::new(table, batch),
@@ -271,11 +233,7 @@ impl Stream {
     /// Puts rows that were not applied before into their windows, one after the other: a row is
     /// late if the rows before it have moved the watermark to the end of its window.
     fn assign(&mut self, arrival: &Arrival, effects: &mut Effects) -> Result<(), StreamError> {
-        let Arrival {
-            table,
-            position,
-            columns,
-        } = arrival;
+        let Arrival { table, position, columns } = arrival;
         let Some(window) = self.spec.window else {
             return Ok(());
         };
@@ -290,11 +248,7 @@ impl Stream {
             } else {
                 window.bounds_of(time)
             };
-            if self
-                .watermark
-                .current()
-                .is_some_and(|mark| bounds.end <= mark)
-            {
+            if self.watermark.current().is_some_and(|mark| bounds.end <= mark) {
                 late.push(row);
             } else {
                 if bounds != run.0 {
@@ -319,10 +273,7 @@ impl Stream {
             self.open.add(bounds, *table, *position, columns, rows)?;
         }
         if !late.is_empty() {
-            effects.late.push(LateRows {
-                table: *table,
-                batch: columns.take(late)?,
-            });
+            effects.late.push(LateRows { table: *table, batch: columns.take(late)? });
         }
         Ok(())
     }
@@ -344,9 +295,7 @@ impl Stream {
         let (rows, quality) = (open.rows(), open.quality());
         let result = match open.into_inputs(&self.spec.tables) {
             Ok(inputs) => self.query.execute(inputs, Some(bounds)).await,
-            Err(error) => Err(SqlError::from(datafusion::error::DataFusionError::from(
-                error,
-            ))),
+            Err(error) => Err(SqlError::from(datafusion::error::DataFusionError::from(error))),
         };
         match result {
             Ok(batches) => {
@@ -393,22 +342,13 @@ impl Stream {
             let first_seq = self.next_seq;
             self.next_seq += rows;
             self.counts.results += rows;
-            effects.results.push(Output {
-                batch,
-                window,
-                first_seq,
-                quality,
-            });
+            effects.results.push(Output { batch, window, first_seq, quality });
         }
     }
 
     fn fail(&mut self, window: Option<Bounds>, rows: u64, error: SqlError, effects: &mut Effects) {
         self.counts.failed += rows;
-        effects.failures.push(StreamError::Query {
-            window,
-            rows,
-            error,
-        });
+        effects.failures.push(StreamError::Query { window, rows, error });
     }
 }
 

@@ -80,9 +80,7 @@ impl Saved {
         let mut rest = Reader(bytes);
         let version = rest.take::<1>()?[0];
         if version != VERSION {
-            return Err(StreamError::Progress(format!(
-                "version {version}, not {VERSION}"
-            )));
+            return Err(StreamError::Progress(format!("version {version}, not {VERSION}")));
         }
         let mut saved = Self {
             fingerprint: rest.u32()?,
@@ -108,11 +106,7 @@ impl Saved {
             }
             saved.sources.push(source);
         }
-        if rest.0.is_empty() {
-            Ok(saved)
-        } else {
-            Err(StreamError::Progress("too long".into()))
-        }
+        if rest.0.is_empty() { Ok(saved) } else { Err(StreamError::Progress("too long".into())) }
     }
 }
 
@@ -137,10 +131,8 @@ struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn bytes(&mut self, length: usize) -> Result<&'a [u8], StreamError> {
-        let (taken, rest) = self
-            .0
-            .split_at_checked(length)
-            .ok_or(StreamError::Progress("cut short".into()))?;
+        let (taken, rest) =
+            self.0.split_at_checked(length).ok_or(StreamError::Progress("cut short".into()))?;
         self.0 = rest;
         Ok(taken)
     }
@@ -206,11 +198,7 @@ mod tests {
 
     #[test]
     fn the_layout_stays() {
-        let saved = Saved {
-            fingerprint: 1,
-            next_seq: 2,
-            ..Saved::default()
-        };
+        let saved = Saved { fingerprint: 1, next_seq: 2, ..Saved::default() };
         let mut expected = vec![1, 1, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
         expected.extend([0; 8 * 8 + 4 + 4]);
         assert_eq!(saved.write(), expected);

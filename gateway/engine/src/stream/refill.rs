@@ -27,9 +27,7 @@ impl Arrival {
     /// Index of the row with log position `position`, at most the number of rows.
     pub(super) fn row_at(&self, position: u64) -> usize {
         let ahead = position.saturating_sub(self.position);
-        usize::try_from(ahead)
-            .unwrap_or(usize::MAX)
-            .min(self.columns.len())
+        usize::try_from(ahead).unwrap_or(usize::MAX).min(self.columns.len())
     }
 }
 
@@ -68,8 +66,7 @@ impl Stream {
         }
         for (bounds, rows) in windows {
             refill.refilled += rows.len() as u64;
-            self.open
-                .add(bounds, table, arrival.position, &arrival.columns, rows)?;
+            self.open.add(bounds, table, arrival.position, &arrival.columns, rows)?;
         }
         if arrival.end() >= refill.until[table] {
             refill.done[table] = true;

@@ -46,9 +46,7 @@ impl Columns {
         };
         let (ours, theirs) = (table.schema.fields(), batch.schema());
         if ours.len() != theirs.fields().len() || !ours.iter().zip(theirs.fields()).all(same) {
-            return Err(input(format!(
-                "a batch has columns {theirs}, not those of its table"
-            )));
+            return Err(input(format!("a batch has columns {theirs}, not those of its table")));
         }
         let time = time_column(table)?;
         if batch.column(time).null_count() > 0 {
@@ -71,12 +69,7 @@ impl Columns {
             &options,
         )
         .map_err(|error| input(error.to_string()))?;
-        Ok(Self {
-            batch,
-            time,
-            device,
-            quality,
-        })
+        Ok(Self { batch, time, device, quality })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -88,10 +81,7 @@ impl Columns {
     }
 
     pub(super) fn times(&self) -> &[i64] {
-        self.batch
-            .column(self.time)
-            .as_primitive::<TimestampMicrosecondType>()
-            .values()
+        self.batch.column(self.time).as_primitive::<TimestampMicrosecondType>().values()
     }
 
     /// The source's name; empty where the table has no `device`.
@@ -129,10 +119,7 @@ impl Columns {
 pub(super) fn time_column(table: &TableSchema) -> Result<usize, StreamError> {
     match table.schema.column_with_name(&table.time_column) {
         Some((at, field))
-            if matches!(
-                field.data_type(),
-                DataType::Timestamp(TimeUnit::Microsecond, _)
-            ) =>
+            if matches!(field.data_type(), DataType::Timestamp(TimeUnit::Microsecond, _)) =>
         {
             Ok(at)
         }
@@ -217,9 +204,7 @@ impl Open {
         tables: &[TableSchema],
     ) -> Result<Vec<Vec<RecordBatch>>, ArrowError> {
         let parts = self.parts.into_iter().zip(tables);
-        parts
-            .map(|(part, table)| in_time_order(part.batches, table))
-            .collect()
+        parts.map(|(part, table)| in_time_order(part.batches, table)).collect()
     }
 }
 
@@ -231,11 +216,7 @@ fn in_time_order(
         return Ok(batches);
     };
     let times = |batch: &RecordBatch| {
-        batch
-            .column(time)
-            .as_primitive::<TimestampMicrosecondType>()
-            .values()
-            .clone()
+        batch.column(time).as_primitive::<TimestampMicrosecondType>().values().clone()
     };
     let mut latest = i64::MIN;
     let sorted = batches.iter().all(|batch| {
@@ -271,12 +252,7 @@ pub(super) struct OpenWindows {
 
 impl OpenWindows {
     pub(super) fn new(tables: usize) -> Self {
-        Self {
-            tables,
-            windows: BTreeMap::new(),
-            bytes: 0,
-            rows: 0,
-        }
+        Self { tables, windows: BTreeMap::new(), bytes: 0, rows: 0 }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -297,10 +273,7 @@ impl OpenWindows {
 
     /// Lowest log position of a table that an open window holds.
     pub(super) fn first_position(&self, table: usize) -> Option<u64> {
-        self.windows
-            .values()
-            .filter_map(|open| open.parts[table].first_position)
-            .min()
+        self.windows.values().filter_map(|open| open.parts[table].first_position).min()
     }
 
     /// Puts rows of a table, whose first has log position `position`, into a window.
@@ -355,10 +328,7 @@ impl OpenWindows {
 /// the size of the buffers would count once per column.
 fn bytes_of(batch: &RecordBatch) -> usize {
     let sizes = batch.columns().iter().map(|column| {
-        column
-            .to_data()
-            .get_slice_memory_size()
-            .unwrap_or_else(|_| column.get_array_memory_size())
+        column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size())
     });
     sizes.sum()
 }

@@ -33,11 +33,7 @@ fn table(name: &str) -> TableSchema {
         Field::new("seq", DataType::UInt64, false),
         Field::new("v", DataType::Float64, true),
     ]));
-    TableSchema {
-        name: name.into(),
-        schema,
-        time_column: "time".into(),
-    }
+    TableSchema { name: name.into(), schema, time_column: "time".into() }
 }
 
 fn micros(rows: &[Row], quality: &'static str) -> RecordBatch {
@@ -50,19 +46,14 @@ fn micros(rows: &[Row], quality: &'static str) -> RecordBatch {
         Arc::new(StringArray::from_iter_values(rows.iter().map(|_| quality))),
         Arc::new(UInt64Array::from_iter_values((1_u64..).take(rows.len()))),
         Arc::new(
-            rows.iter()
-                .map(|row| Some(row.2).filter(|v| !v.is_nan()))
-                .collect::<Float64Array>(),
+            rows.iter().map(|row| Some(row.2).filter(|v| !v.is_nan())).collect::<Float64Array>(),
         ),
     ];
     RecordBatch::try_new(table("m").schema, columns).unwrap()
 }
 
 fn batch(rows: &[Row]) -> RecordBatch {
-    let rows: Vec<Row> = rows
-        .iter()
-        .map(|row| (row.0 * SECOND, row.1, row.2))
-        .collect();
+    let rows: Vec<Row> = rows.iter().map(|row| (row.0 * SECOND, row.1, row.2)).collect();
     micros(&rows, "good")
 }
 
@@ -71,10 +62,7 @@ fn spec(size: i64, lateness: i64) -> StreamSpec {
         name: "s".into(),
         tables: vec![table("m")],
         sources: vec![],
-        window: Some(Window::Tumbling {
-            size: size * SECOND,
-            offset: 0,
-        }),
+        window: Some(Window::Tumbling { size: size * SECOND, offset: 0 }),
         allowed_lateness: lateness * SECOND,
         idle_after: 30 * SECOND,
         memory_max: 1 << 30,
@@ -82,10 +70,7 @@ fn spec(size: i64, lateness: i64) -> StreamSpec {
 }
 
 fn query(spec: &StreamSpec, sql: &str) -> Query {
-    Sql::new(64 << 20)
-        .unwrap()
-        .plan(sql, &spec.tables, spec.window.is_some())
-        .unwrap()
+    Sql::new(64 << 20).unwrap().plan(sql, &spec.tables, spec.window.is_some()).unwrap()
 }
 
 fn stream(spec: StreamSpec, sql: &str) -> Stream {
@@ -104,10 +89,7 @@ fn lines(results: &[Output]) -> Vec<String> {
         for row in 0..output.batch.num_rows() {
             lines.push(format!(
                 "{} {} {} {} #{} {}",
-                columns[0]
-                    .as_primitive::<TimestampMicrosecondType>()
-                    .value(row)
-                    / SECOND,
+                columns[0].as_primitive::<TimestampMicrosecondType>().value(row) / SECOND,
                 columns[1].as_primitive::<Int64Type>().value(row),
                 columns[2].as_primitive::<Float64Type>().value(row),
                 columns[3].as_primitive::<Float64Type>().value(row),
@@ -122,17 +104,7 @@ fn lines(results: &[Output]) -> Vec<String> {
 /// Gives a stream its rows at the end of what it has.
 async fn feed(stream: &mut Stream, table: usize, batch: RecordBatch, now: i64) -> Effects {
     let position = stream.progress().processed[table];
-    stream
-        .apply(
-            Event::Rows {
-                table,
-                position,
-                batch,
-            },
-            now,
-        )
-        .await
-        .unwrap()
+    stream.apply(Event::Rows { table, position, batch }, now).await.unwrap()
 }
 
 fn ledger_holds(counts: &Counts) {

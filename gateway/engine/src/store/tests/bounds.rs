@@ -3,37 +3,23 @@
 use super::*;
 
 fn one(sink: SinkLayout) -> Layout {
-    Layout {
-        sinks: vec![sink, super::sink("b")],
-        ..layout()
-    }
+    Layout { sinks: vec![sink, super::sink("b")], ..layout() }
 }
 
 #[tokio::test]
 async fn a55_drop_oldest_keeps_the_newest_within_rows_and_bytes() {
     for (max_records, max_bytes) in [(Some(4), NO_BOUND), (None, 20), (Some(4), 24)] {
         let disk = FakeDisk::default();
-        let bounded = one(SinkLayout {
-            max_bytes,
-            max_records,
-            ..sink("a")
-        });
+        let bounded = one(SinkLayout { max_bytes, max_records, ..sink("a") });
         let (store, _) = open_with(&disk, &options(), bounded.clone()).unwrap();
         put(&store, "a", 0..3).await;
         put(&store, "a", 3..9).await;
         assert_eq!(bodies(&waiting(&store, "a").await), [5, 6, 7, 8]);
         let backlog = store.backlog("a");
-        assert_eq!(
-            (backlog.records, backlog.bytes, backlog.dropped),
-            (4, 20, 5)
-        );
+        assert_eq!((backlog.records, backlog.bytes, backlog.dropped), (4, 20, 5));
         store.close().await.unwrap();
         let (store, _) = open_with(&disk, &options(), bounded).unwrap();
-        assert_eq!(
-            store.backlog("a"),
-            backlog,
-            "what was dropped stays counted"
-        );
+        assert_eq!(store.backlog("a"), backlog, "what was dropped stays counted");
         assert_eq!(store.backlog("b").dropped, 0);
     }
 }
@@ -41,10 +27,7 @@ async fn a55_drop_oldest_keeps_the_newest_within_rows_and_bytes() {
 #[tokio::test]
 async fn a_row_under_way_that_is_dropped_is_counted_once() {
     let disk = FakeDisk::default();
-    let bounded = one(SinkLayout {
-        max_records: Some(2),
-        ..sink("a")
-    });
+    let bounded = one(SinkLayout { max_records: Some(2), ..sink("a") });
     let (store, _) = open_with(&disk, &options(), bounded).unwrap();
     put(&store, "a", 0..2).await;
     assert_eq!(bodies(&store.next("a", 0, 10, 1000).await.unwrap()), [0, 1]);
@@ -52,10 +35,7 @@ async fn a_row_under_way_that_is_dropped_is_counted_once() {
     store.delivered("a", 2);
     settle(&store).await;
     let backlog = store.backlog("a");
-    assert_eq!(
-        (backlog.delivered, backlog.dropped, backlog.records),
-        (0, 2, 2)
-    );
+    assert_eq!((backlog.delivered, backlog.dropped, backlog.records), (0, 2, 2));
     let next = store.next("a", 2, 10, 1000).await.unwrap();
     assert_eq!((next[0].position, bodies(&next)), (3, vec![2, 3]));
 }
@@ -64,19 +44,12 @@ async fn a_row_under_way_that_is_dropped_is_counted_once() {
 async fn drop_newest_keeps_the_oldest() {
     let disk = FakeDisk::default();
     let when_full = WhenFull::DropNewest;
-    let bounded = one(SinkLayout {
-        max_bytes: 24,
-        when_full,
-        ..sink("a")
-    });
+    let bounded = one(SinkLayout { max_bytes: 24, when_full, ..sink("a") });
     let (store, _) = open_with(&disk, &options(), bounded).unwrap();
     put(&store, "a", 0..3).await;
     put(&store, "a", 3..9).await;
     assert_eq!(bodies(&waiting(&store, "a").await), [0, 1, 2, 3]);
-    assert_eq!(
-        (store.backlog("a").records, store.backlog("a").dropped),
-        (4, 5)
-    );
+    assert_eq!((store.backlog("a").records, store.backlog("a").dropped), (4, 5));
     store.delivered("a", 2);
     settle(&store).await;
     put(&store, "a", 9..10).await;
@@ -89,11 +62,7 @@ async fn drop_newest_keeps_the_oldest() {
 async fn block_makes_the_submitter_wait_until_delivery_makes_room() {
     let disk = FakeDisk::default();
     let when_full = WhenFull::Block;
-    let bounded = one(SinkLayout {
-        max_records: Some(2),
-        when_full,
-        ..sink("a")
-    });
+    let bounded = one(SinkLayout { max_records: Some(2), when_full, ..sink("a") });
     let (store, _) = open_with(&disk, &options(), bounded).unwrap();
     put(&store, "a", 0..2).await;
     let writer = store.clone();
@@ -101,11 +70,7 @@ async fn block_makes_the_submitter_wait_until_delivery_makes_room() {
     answered(&store, "a").await;
     settle(&store).await;
     assert!(!blocked.is_finished(), "sink a is full");
-    assert_eq!(
-        waiting(&store, "b").await.len(),
-        1,
-        "and sink b is not held up"
-    );
+    assert_eq!(waiting(&store, "b").await.len(), 1, "and sink b is not held up");
     // No flush: a submitter that waits for room is reason enough to commit the delivery.
     store.delivered("a", 1);
     blocked.await.unwrap();
@@ -117,11 +82,7 @@ async fn block_makes_the_submitter_wait_until_delivery_makes_room() {
 async fn a_submitter_that_gives_up_leaves_nothing_behind() {
     let disk = FakeDisk::default();
     let when_full = WhenFull::Block;
-    let bounded = one(SinkLayout {
-        max_records: Some(1),
-        when_full,
-        ..sink("a")
-    });
+    let bounded = one(SinkLayout { max_records: Some(1), when_full, ..sink("a") });
     let (store, _) = open_with(&disk, &options(), bounded).unwrap();
     put(&store, "a", 0..1).await;
     let writer = store.clone();
@@ -138,102 +99,52 @@ async fn a_submitter_that_gives_up_leaves_nothing_behind() {
 #[tokio::test]
 async fn rows_expire_by_age_from_the_front_only() {
     let disk = FakeDisk::default();
-    let bounded = one(SinkLayout {
-        max_age_us: Some(100),
-        ..sink("a")
-    });
+    let bounded = one(SinkLayout { max_age_us: Some(100), ..sink("a") });
     let (store, _) = open_with(&disk, &options(), bounded).unwrap();
     for (number, created) in [(0, 1_000), (1, 1_050), (2, 1_200), (3, 1_010)] {
         let outbox = vec![results("a", number..number + 1, created)];
-        commit(
-            &store,
-            Commit {
-                outbox,
-                ..Commit::default()
-            },
-        )
-        .await
-        .unwrap();
+        commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
     }
     put(&store, "b", 0..1).await;
     assert_eq!(store.backlog("a").oldest_created, Some(1_000));
     store.expire(1_151);
     store.flush();
     settle(&store).await;
-    assert_eq!(
-        bodies(&waiting(&store, "a").await),
-        [2, 3],
-        "1,050 is 101 old, 1,200 is not"
-    );
-    assert_eq!(
-        (
-            store.backlog("a").dropped,
-            store.backlog("a").oldest_created
-        ),
-        (2, Some(1_200))
-    );
+    assert_eq!(bodies(&waiting(&store, "a").await), [2, 3], "1,050 is 101 old, 1,200 is not");
+    assert_eq!((store.backlog("a").dropped, store.backlog("a").oldest_created), (2, Some(1_200)));
     assert_eq!(waiting(&store, "b").await.len(), 2, "b has no bound of age");
 }
 
 #[tokio::test]
 async fn a_full_store_takes_from_the_largest_drop_oldest_sink_and_never_from_a_keeper() {
     let disk = FakeDisk::default();
-    let keeper = SinkLayout {
-        when_full: WhenFull::DropNewest,
-        ..sink("k")
-    };
-    let both = Layout {
-        sinks: vec![sink("a"), sink("b"), keeper],
-        ..layout()
-    };
-    let small = StoreOptions {
-        max_bytes: 100,
-        ..options()
-    };
+    let keeper = SinkLayout { when_full: WhenFull::DropNewest, ..sink("k") };
+    let both = Layout { sinks: vec![sink("a"), sink("b"), keeper], ..layout() };
+    let small = StoreOptions { max_bytes: 100, ..options() };
     let (store, _) = open_with(&disk, &small, both).unwrap();
     put(&store, "b", 0..2).await;
     put(&store, "k", 0..8).await;
     put(&store, "a", 0..9).await;
     // 10 + 40 + 45 = 95; two more rows of a are 105, so one row of a goes.
     put(&store, "a", 0..2).await;
-    assert_eq!(
-        bodies(&waiting(&store, "a").await),
-        [1, 2, 3, 4, 5, 6, 7, 8, 0, 1]
-    );
+    assert_eq!(bodies(&waiting(&store, "a").await), [1, 2, 3, 4, 5, 6, 7, 8, 0, 1]);
     assert_eq!(store.stats().held_bytes, 100);
     // The keeper may push out what others would drop, and is itself bounded by the store.
     put(&store, "k", 0..10).await;
-    assert_eq!(
-        (store.backlog("k").records, store.backlog("a").records),
-        (18, 0)
-    );
+    assert_eq!((store.backlog("k").records, store.backlog("a").records), (18, 0));
     put(&store, "k", 0..9).await;
-    assert_eq!(
-        (store.backlog("k").records, store.backlog("k").dropped),
-        (20, 7)
-    );
+    assert_eq!((store.backlog("k").records, store.backlog("k").dropped), (20, 7));
     assert_eq!(store.stats().held_bytes, 100);
 }
 
 #[tokio::test]
 async fn a_log_that_nobody_reads_gives_way_last() {
     let disk = FakeDisk::default();
-    let small = StoreOptions {
-        max_bytes: 400,
-        ..options()
-    };
+    let small = StoreOptions { max_bytes: 400, ..options() };
     let (store, _) = open_with(&disk, &small, layout()).unwrap();
     for start in 0..20 {
         let rows = vec![log_rows(start..start + 1)];
-        commit(
-            &store,
-            Commit {
-                rows,
-                ..Commit::default()
-            },
-        )
-        .await
-        .unwrap();
+        commit(&store, Commit { rows, ..Commit::default() }).await.unwrap();
         assert!(store.stats().held_bytes <= 400);
     }
     let left = logged(&store, 0).await;

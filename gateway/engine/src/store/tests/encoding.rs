@@ -69,48 +69,21 @@ fn every_type_comes_back_with_nulls_and_from_the_middle_of_an_array() {
     let is_even = |n: u8| n.is_multiple_of(2);
     let columns: Vec<ArrayRef> = vec![
         Arc::new(some.iter().copied().collect::<UInt8Array>()),
-        Arc::new(
-            some.iter()
-                .map(|n| n.map(u16::from))
-                .collect::<UInt16Array>(),
-        ),
-        Arc::new(
-            some.iter()
-                .map(|n| n.map(|n| -i32::from(n)))
-                .collect::<Int32Array>(),
-        ),
-        Arc::new(
-            some.iter()
-                .map(|n| n.map(u64::from))
-                .collect::<UInt64Array>(),
-        ),
-        Arc::new(
-            some.iter()
-                .map(|n| n.map(f32::from))
-                .collect::<Float32Array>(),
-        ),
+        Arc::new(some.iter().map(|n| n.map(u16::from)).collect::<UInt16Array>()),
+        Arc::new(some.iter().map(|n| n.map(|n| -i32::from(n))).collect::<Int32Array>()),
+        Arc::new(some.iter().map(|n| n.map(u64::from)).collect::<UInt64Array>()),
+        Arc::new(some.iter().map(|n| n.map(f32::from)).collect::<Float32Array>()),
         Arc::new(Float64Array::from_iter_values((0..10).map(f64::from))),
         Arc::new(Float64Array::from_iter_values([-0.0; 10])),
-        Arc::new(
-            some.iter()
-                .map(|n| n.map(is_even))
-                .collect::<BooleanArray>(),
-        ),
-        Arc::new(
-            some.iter()
-                .map(|n| n.map(|n| "x".repeat(n.into())))
-                .collect::<StringArray>(),
-        ),
+        Arc::new(some.iter().map(|n| n.map(is_even)).collect::<BooleanArray>()),
+        Arc::new(some.iter().map(|n| n.map(|n| "x".repeat(n.into()))).collect::<StringArray>()),
         Arc::new(StringArray::from(vec![""; 10])),
         Arc::new(StringArray::from(vec!["same"; 10])),
         Arc::new(StringArray::new_null(10)),
         Arc::new(TimestampMicrosecondArray::from(vec![7; 10]).with_timezone("UTC")),
         Arc::new(Decimal128Array::from(vec![1 << 100; 10])),
     ];
-    let named = columns
-        .into_iter()
-        .enumerate()
-        .map(|(n, c)| (format!("c{n}"), c, true));
+    let named = columns.into_iter().enumerate().map(|(n, c)| (format!("c{n}"), c, true));
     let batch = RecordBatch::try_from_iter_with_nullable(named).unwrap();
     round_trip(&batch);
     for (from, count) in [(0, 1), (1, 1), (3, 5), (1, 9), (9, 1), (4, 0)] {
@@ -122,10 +95,7 @@ fn every_type_comes_back_with_nulls_and_from_the_middle_of_an_array() {
 fn a_column_that_the_form_does_not_know_goes_as_arrow_ipc() {
     let words: DictionaryArray<Int32Type> = vec!["a", "b", "a"].into_iter().collect();
     let batch = RecordBatch::try_from_iter([("word", Arc::new(words) as ArrayRef)]).unwrap();
-    assert!(matches!(
-        batch.schema().field(0).data_type(),
-        DataType::Dictionary(..)
-    ));
+    assert!(matches!(batch.schema().field(0).data_type(), DataType::Dictionary(..)));
     let bytes = encode_rows(0, &batch).unwrap();
     assert_eq!(bytes[12], 1);
     assert_eq!(decode_rows(&batch.schema(), &bytes), Some(batch));
@@ -142,18 +112,9 @@ fn scan(rows: usize, points: usize) -> RecordBatch {
                     .with_timezone("UTC"),
             ),
         ),
-        (
-            "device".into(),
-            Arc::new(StringArray::from(vec!["press-1"; rows])),
-        ),
-        (
-            "quality".into(),
-            Arc::new(StringArray::from(vec!["good"; rows])),
-        ),
-        (
-            "seq".into(),
-            Arc::new(UInt64Array::from_iter_values((0..count).map(u64::from))),
-        ),
+        ("device".into(), Arc::new(StringArray::from(vec!["press-1"; rows]))),
+        ("quality".into(), Arc::new(StringArray::from(vec!["good"; rows]))),
+        ("seq".into(), Arc::new(UInt64Array::from_iter_values((0..count).map(u64::from)))),
     ];
     for point in 0..points {
         let offset = f64::from(u32::try_from(point).unwrap());

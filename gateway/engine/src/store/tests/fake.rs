@@ -115,21 +115,11 @@ impl FakeDisk {
                     Change::Length(_) => apply(&mut device, change),
                 }
             }
-            let file = FakeFile {
-                cache: device.clone(),
-                device,
-                dirty: Vec::new(),
-            };
+            let file = FakeFile { cache: device.clone(), device, dirty: Vec::new() };
             (name.clone(), Arc::new(Mutex::new(file)))
         });
-        let inner = Inner {
-            files: files.collect(),
-            ..Inner::default()
-        };
-        FakeDisk {
-            inner: Arc::new(Mutex::new(inner)),
-            locked: Arc::default(),
-        }
+        let inner = Inner { files: files.collect(), ..Inner::default() };
+        FakeDisk { inner: Arc::new(Mutex::new(inner)), locked: Arc::default() }
     }
 
     pub(super) fn names(&self) -> Vec<String> {
@@ -166,11 +156,7 @@ impl FakeDisk {
     }
 
     fn put(&self, name: &str, file: FakeFile) {
-        self.inner
-            .lock()
-            .unwrap()
-            .files
-            .insert(name.to_owned(), Arc::new(Mutex::new(file)));
+        self.inner.lock().unwrap().files.insert(name.to_owned(), Arc::new(Mutex::new(file)));
     }
 }
 
@@ -196,9 +182,7 @@ impl Disk for FakeDisk {
     }
 
     fn length(&self, name: &str) -> io::Result<Option<u64>> {
-        Ok(self
-            .file(name)
-            .map(|file| file.lock().unwrap().cache.len() as u64))
+        Ok(self.file(name).map(|file| file.lock().unwrap().cache.len() as u64))
     }
 
     fn open(&self, name: &str, create: bool) -> io::Result<Box<dyn StorageBackend>> {
@@ -211,15 +195,10 @@ impl Disk for FakeDisk {
             // Clean pages are dropped, dirty ones stay: as fadvise does.
             let mut file = file.lock().unwrap();
             let mut cache = file.device.clone();
-            file.dirty
-                .iter()
-                .for_each(|change| apply(&mut cache, change));
+            file.dirty.iter().for_each(|change| apply(&mut cache, change));
             file.cache = cache;
         }
-        Ok(Box::new(FakeBackend {
-            file,
-            disk: self.clone(),
-        }))
+        Ok(Box::new(FakeBackend { file, disk: self.clone() }))
     }
 
     fn publish(&self, from: &str, to: &str, aside: Option<&str>) -> io::Result<()> {
@@ -242,38 +221,20 @@ impl Disk for FakeDisk {
 
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         self.step(false)?;
-        Ok(self
-            .file(name)
-            .map(|file| file.lock().unwrap().cache.clone()))
+        Ok(self.file(name).map(|file| file.lock().unwrap().cache.clone()))
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         self.step(false)?;
         let (device, cache) = (bytes.to_vec(), bytes.to_vec());
-        self.put(
-            name,
-            FakeFile {
-                device,
-                cache,
-                dirty: Vec::new(),
-            },
-        );
+        self.put(name, FakeFile { device, cache, dirty: Vec::new() });
         Ok(())
     }
 
     fn append(&self, name: &str, bytes: &[u8], _: u64) -> io::Result<()> {
-        let mut all = self
-            .file(name)
-            .map_or(Vec::new(), |f| f.lock().unwrap().cache.clone());
+        let mut all = self.file(name).map_or(Vec::new(), |f| f.lock().unwrap().cache.clone());
         all.extend_from_slice(bytes);
-        self.put(
-            name,
-            FakeFile {
-                device: all.clone(),
-                cache: all,
-                dirty: Vec::new(),
-            },
-        );
+        self.put(name, FakeFile { device: all.clone(), cache: all, dirty: Vec::new() });
         Ok(())
     }
 }
@@ -330,9 +291,6 @@ impl StorageBackend for FakeBackend {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.change(Change::Bytes(
-            usize::try_from(offset).unwrap(),
-            data.to_vec(),
-        ))
+        self.change(Change::Bytes(usize::try_from(offset).unwrap(), data.to_vec()))
     }
 }

@@ -31,15 +31,8 @@ async fn run(disk: &FakeDisk, told: &mut Told) -> Result<(), StoreError> {
         let one = Commit {
             wait: true,
             rows: vec![log_rows(2 * step..2 * step + 2)],
-            outbox: vec![
-                results("a", step..step + 1, 1),
-                results("b", step..step + 1, 1),
-            ],
-            progress: Some(progress(
-                &step.to_le_bytes(),
-                2 * step + 2,
-                replay_from(step),
-            )),
+            outbox: vec![results("a", step..step + 1, 1), results("b", step..step + 1, 1)],
+            progress: Some(progress(&step.to_le_bytes(), 2 * step + 2, replay_from(step))),
         };
         store.submit(one).await?.await?;
         told.commits = step + 1;
@@ -63,43 +56,20 @@ fn cursor_after(commits: u64) -> u64 {
 /// The store holds a prefix of the run: at least what was told durable, whole and in order.
 async fn verify(disk: &FakeDisk, told: &Told, run: &str) {
     let (store, recovery) = open(disk).unwrap_or_else(|error| panic!("{run}: {error}"));
-    assert_eq!(
-        (recovery.quarantined, recovery.corrupt_records),
-        (None, 0),
-        "{run}"
-    );
-    let commits = store.progress("s").map_or(0, |progress| {
-        u64::from_le_bytes(progress.state.try_into().unwrap()) + 1
-    });
-    assert!(
-        commits >= told.commits && commits <= told.begun,
-        "{run}: {commits} of {told:?}"
-    );
+    assert_eq!((recovery.quarantined, recovery.corrupt_records), (None, 0), "{run}");
+    let commits = store
+        .progress("s")
+        .map_or(0, |progress| u64::from_le_bytes(progress.state.try_into().unwrap()) + 1);
+    assert!(commits >= told.commits && commits <= told.begun, "{run}: {commits} of {told:?}");
     assert_eq!(store.cursor("a"), cursor_after(commits), "{run}");
     assert_eq!(store.cursor("b"), 0, "{run}");
     let left = bodies(&waiting(&store, "a").await);
-    assert_eq!(
-        left,
-        (cursor_after(commits)..commits).collect::<Vec<_>>(),
-        "{run}"
-    );
-    assert_eq!(
-        bodies(&waiting(&store, "b").await),
-        (0..commits).collect::<Vec<_>>(),
-        "{run}"
-    );
-    assert_eq!(
-        store.rejected("a", 9).await.unwrap().len(),
-        usize::from(commits >= 8),
-        "{run}"
-    );
+    assert_eq!(left, (cursor_after(commits)..commits).collect::<Vec<_>>(), "{run}");
+    assert_eq!(bodies(&waiting(&store, "b").await), (0..commits).collect::<Vec<_>>(), "{run}");
+    assert_eq!(store.rejected("a", 9).await.unwrap().len(), usize::from(commits >= 8), "{run}");
     let floor = commits.checked_sub(1).map_or(0, replay_from);
     assert_eq!(store.log_end("t"), 2 * commits, "{run}");
-    assert_eq!(
-        logged(&store, 0).await,
-        (floor..2 * commits).collect::<Vec<_>>(),
-        "{run}"
-    );
+    assert_eq!(logged(&store, 0).await, (floor..2 * commits).collect::<Vec<_>>(), "{run}");
     assert_eq!(store.stats().corrupt_records, 0, "{run}");
     store.close().await.unwrap();
 }
@@ -166,10 +136,7 @@ async fn f07_an_error_at_every_operation_is_survived_and_never_acknowledged_on_a
         let name = format!("error at {at}");
         verify(&disk.power_cut(None), &told, &name).await;
     }
-    assert!(
-        refused_to_open > 0 && refused_to_open < operations,
-        "{refused_to_open}"
-    );
+    assert!(refused_to_open > 0 && refused_to_open < operations, "{refused_to_open}");
 }
 
 #[tokio::test]
@@ -179,20 +146,10 @@ async fn f07_a_dead_disk_fails_the_tickets_and_the_store() {
     put(&store, "a", 0..1).await;
     disk.crash_at(disk.operations() + 1);
     let outbox = vec![results("a", 1..2, 1)];
-    let refused = commit(
-        &store,
-        Commit {
-            outbox,
-            ..Commit::default()
-        },
-    )
-    .await;
+    let refused = commit(&store, Commit { outbox, ..Commit::default() }).await;
     assert!(matches!(refused, Err(StoreError::Failed(_))), "{refused:?}");
     assert!(matches!(store.failed().await, StoreError::Failed(_)));
-    assert!(matches!(
-        store.next("a", 1, 1, 1).await,
-        Err(StoreError::Failed(_))
-    ));
+    assert!(matches!(store.next("a", 1, 1, 1).await, Err(StoreError::Failed(_))));
     let stats = store.stats();
     assert!(stats.failed && stats.last_error.is_some());
     assert!(store.close().await.is_err());
@@ -206,20 +163,9 @@ async fn f06_a_full_disk_is_waited_out() {
     put(&store, "a", 0..2).await;
     disk.set_full(true);
     let outbox = vec![large()];
-    let ticket = store
-        .submit(Commit {
-            wait: true,
-            outbox,
-            ..Commit::default()
-        })
-        .await
-        .unwrap();
+    let ticket = store.submit(Commit { wait: true, outbox, ..Commit::default() }).await.unwrap();
     answered(&store, "a").await;
-    assert_eq!(
-        bodies(&waiting(&store, "a").await),
-        [0, 1],
-        "reading goes on"
-    );
+    assert_eq!(bodies(&waiting(&store, "a").await), [0, 1], "reading goes on");
     assert!(store.stats().last_error.is_some());
     store.delivered("a", 1);
     store.flush();
@@ -229,18 +175,12 @@ async fn f06_a_full_disk_is_waited_out() {
     store.flush();
     ticket.await.unwrap();
     let left = waiting(&store, "a").await;
-    assert_eq!(
-        (&left[0].body[..], left[1].body.len(), left.len()),
-        (&b"1"[..], 300_000, 2)
-    );
+    assert_eq!((&left[0].body[..], left[1].body.len(), left.len()), (&b"1"[..], 300_000, 2));
 }
 
 /// More than the file has room for without growing.
 fn large() -> OutboxRows {
-    OutboxRows {
-        bodies: vec![Bytes::from(vec![7; 300_000])],
-        ..results("a", 2..2, 1)
-    }
+    OutboxRows { bodies: vec![Bytes::from(vec![7; 300_000])], ..results("a", 2..2, 1) }
 }
 
 #[tokio::test]
@@ -249,24 +189,10 @@ async fn f06_what_came_while_the_disk_was_full_is_committed_at_the_close() {
     let (store, _) = open(&disk).unwrap();
     disk.set_full(true);
     let outbox = vec![large()];
-    let first = store
-        .submit(Commit {
-            wait: true,
-            outbox,
-            ..Commit::default()
-        })
-        .await
-        .unwrap();
+    let first = store.submit(Commit { wait: true, outbox, ..Commit::default() }).await.unwrap();
     answered(&store, "a").await;
     let outbox = vec![results("a", 3..4, 1)];
-    let second = store
-        .submit(Commit {
-            wait: true,
-            outbox,
-            ..Commit::default()
-        })
-        .await
-        .unwrap();
+    let second = store.submit(Commit { wait: true, outbox, ..Commit::default() }).await.unwrap();
     answered(&store, "a").await;
     assert_eq!(store.stats().commits, 0);
     disk.set_full(false);

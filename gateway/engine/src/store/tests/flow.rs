@@ -23,14 +23,8 @@ async fn gives_back_what_was_put_in_order_with_ids_and_windows() {
         .collect();
     assert_eq!(rows, expected);
     // At most two rows; at most three bytes after the first row, which always comes.
-    assert_eq!(
-        bodies(&store.next("a", 0, 2, 1000).await.unwrap()),
-        [100, 101]
-    );
-    assert_eq!(
-        bodies(&store.next("a", 0, 10, 6).await.unwrap()),
-        [100, 101]
-    );
+    assert_eq!(bodies(&store.next("a", 0, 2, 1000).await.unwrap()), [100, 101]);
+    assert_eq!(bodies(&store.next("a", 0, 10, 6).await.unwrap()), [100, 101]);
     assert_eq!(bodies(&store.next("a", 1, 10, 0).await.unwrap()), [101]);
 }
 
@@ -39,25 +33,10 @@ async fn a_large_commit_is_read_in_small_pieces() {
     let disk = FakeDisk::default();
     let (store, _) = open(&disk).unwrap();
     let bodies: Vec<Bytes> = (0..100_u8).map(|n| Bytes::from(vec![n; 3_000])).collect();
-    let rows = OutboxRows {
-        bodies: bodies.clone(),
-        ..results("a", 0..0, 1)
-    };
-    commit(
-        &store,
-        Commit {
-            outbox: vec![rows],
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
+    let rows = OutboxRows { bodies: bodies.clone(), ..results("a", 0..0, 1) };
+    commit(&store, Commit { outbox: vec![rows], ..Commit::default() }).await.unwrap();
     assert_eq!(store.backlog("a").bytes, 100 * 3_004);
-    let found: Vec<Bytes> = waiting(&store, "a")
-        .await
-        .into_iter()
-        .map(|row| row.body)
-        .collect();
+    let found: Vec<Bytes> = waiting(&store, "a").await.into_iter().map(|row| row.body).collect();
     assert_eq!(found, bodies);
     // Delivered in the middle of a chunk: the rest is intact.
     store.delivered("a", 50);
@@ -73,18 +52,9 @@ async fn next_waits_until_rows_are_durable() {
     let reader = store.clone();
     let pump = tokio::spawn(async move { bodies(&reader.next("a", 0, 10, 1000).await.unwrap()) });
     let outbox = vec![results("a", 0..2, 1)];
-    let ticket = store
-        .submit(Commit {
-            outbox,
-            ..Commit::default()
-        })
-        .await
-        .unwrap();
+    let ticket = store.submit(Commit { outbox, ..Commit::default() }).await.unwrap();
     answered(&store, "a").await;
-    assert!(
-        !pump.is_finished(),
-        "nobody waits for the commit, so it waits for the flush"
-    );
+    assert!(!pump.is_finished(), "nobody waits for the commit, so it waits for the flush");
     assert_eq!(store.backlog("a").records, 0);
     store.flush();
     ticket.await.unwrap();
@@ -101,11 +71,7 @@ async fn a50_a_cursor_survives_a_restart_with_nothing_but_a_flush() {
     store.delivered("a", 4);
     store.delivered("a", 6);
     store.delivered("a", 5);
-    assert_eq!(
-        store.backlog("a").records,
-        4,
-        "a delivered row does not wait"
-    );
+    assert_eq!(store.backlog("a").records, 4, "a delivered row does not wait");
     assert_eq!(store.cursor("a"), 0, "not durable yet");
     store.close().await.unwrap();
 
@@ -114,17 +80,10 @@ async fn a50_a_cursor_survives_a_restart_with_nothing_but_a_flush() {
     assert_eq!(store.cursor("a"), 6);
     assert_eq!(bodies(&waiting(&store, "a").await), [6, 7, 8, 9]);
     let backlog = store.backlog("a");
-    assert_eq!(
-        (backlog.records, backlog.delivered, backlog.bytes),
-        (4, 6, 4 * 5)
-    );
+    assert_eq!((backlog.records, backlog.delivered, backlog.bytes), (4, 6, 4 * 5));
     store.delivered("a", 1_000);
     settle(&store).await;
-    assert_eq!(
-        (store.cursor("a"), store.backlog("a").bytes),
-        (10, 0),
-        "the end is the end"
-    );
+    assert_eq!((store.cursor("a"), store.backlog("a").bytes), (10, 0), "the end is the end");
     put(&store, "a", 10..11).await;
     let rows = store.next("a", 0, 10, 1000).await.unwrap();
     assert_eq!((rows[0].position, rows.len()), (11, 1));
@@ -135,24 +94,13 @@ async fn sinks_share_nothing() {
     let disk = FakeDisk::default();
     let (store, _) = open(&disk).unwrap();
     let outbox = vec![results("a", 0..3, 1), results("b", 0..3, 1)];
-    commit(
-        &store,
-        Commit {
-            outbox,
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
+    commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
     store.delivered("a", 3);
     store.reject("b", 1, "no");
     settle(&store).await;
     assert_eq!(waiting(&store, "a").await, []);
     assert_eq!(bodies(&waiting(&store, "b").await), [1, 2, 0]);
-    assert_eq!(
-        (store.backlog("a").rejected, store.backlog("b").rejected),
-        (0, 1)
-    );
+    assert_eq!((store.backlog("a").rejected, store.backlog("b").rejected), (0, 1));
 }
 
 /// F17 / P12: a refused record goes to the dead letters and the head moves on, at once.
@@ -170,15 +118,9 @@ async fn f17_a_refused_record_is_kept_with_its_reason_and_lets_the_others_pass()
     let letters = store.rejected("a", 10).await.unwrap();
     assert_eq!(letters.len(), 1);
     assert_eq!((letters[0].row.position, letters[0].row.seq), (3, 2));
-    assert_eq!(
-        (&letters[0].row.body[..], &*letters[0].reason),
-        (&b"2"[..], "too large")
-    );
+    assert_eq!((&letters[0].row.body[..], &*letters[0].reason), (&b"2"[..], "too large"));
     let backlog = store.backlog("a");
-    assert_eq!(
-        (backlog.delivered, backlog.rejected, backlog.records),
-        (2, 1, 2)
-    );
+    assert_eq!((backlog.delivered, backlog.rejected, backlog.records), (2, 1, 2));
 }
 
 #[tokio::test]
@@ -192,10 +134,7 @@ async fn dead_letters_are_bounded() {
     settle(&store).await;
     let letters = store.rejected("a", 5_000).await.unwrap();
     assert_eq!(letters.len(), 1_000);
-    assert_eq!(
-        (letters[0].row.position, letters[999].row.position),
-        (4, 1_003)
-    );
+    assert_eq!((letters[0].row.position, letters[999].row.position), (4, 1_003));
     assert_eq!(store.backlog("a").rejected, 1_003);
 }
 
@@ -203,60 +142,22 @@ async fn dead_letters_are_bounded() {
 async fn a_log_keeps_rows_until_every_reader_has_passed_them() {
     let disk = FakeDisk::default();
     let two = Layout {
-        tables: vec![TableLayout {
-            name: "t".into(),
-            readers: vec!["s".into(), "x".into()],
-        }],
+        tables: vec![TableLayout { name: "t".into(), readers: vec!["s".into(), "x".into()] }],
         sinks: vec![sink("b")],
     };
     let (store, _) = open_with(&disk, &options(), two.clone()).unwrap();
     for start in [0, 4, 8] {
         let rows = vec![log_rows(start..start + 4)];
-        commit(
-            &store,
-            Commit {
-                rows,
-                ..Commit::default()
-            },
-        )
-        .await
-        .unwrap();
+        commit(&store, Commit { rows, ..Commit::default() }).await.unwrap();
     }
     assert_eq!(logged(&store, 0).await, (0..12).collect::<Vec<_>>());
     assert_eq!(logged(&store, 6).await, (6..12).collect::<Vec<_>>());
     let ahead = Some(progress(b"s", 12, 9));
-    commit(
-        &store,
-        Commit {
-            progress: ahead.clone(),
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
-    assert_eq!(
-        logged(&store, 0).await.len(),
-        12,
-        "x has no progress and needs every row"
-    );
-    let behind = StreamProgress {
-        stream: "x".into(),
-        ..progress(b"x", 12, 6)
-    };
-    commit(
-        &store,
-        Commit {
-            progress: Some(behind),
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
-    assert_eq!(
-        logged(&store, 0).await,
-        (6..12).collect::<Vec<_>>(),
-        "6 is the lower floor"
-    );
+    commit(&store, Commit { progress: ahead.clone(), ..Commit::default() }).await.unwrap();
+    assert_eq!(logged(&store, 0).await.len(), 12, "x has no progress and needs every row");
+    let behind = StreamProgress { stream: "x".into(), ..progress(b"x", 12, 6) };
+    commit(&store, Commit { progress: Some(behind), ..Commit::default() }).await.unwrap();
+    assert_eq!(logged(&store, 0).await, (6..12).collect::<Vec<_>>(), "6 is the lower floor");
     store.close().await.unwrap();
 
     let (store, _) = open_with(&disk, &options(), two).unwrap();
@@ -271,31 +172,13 @@ async fn rows_that_every_reader_passes_in_their_own_commit_are_never_written() {
     let disk = FakeDisk::default();
     let (store, _) = open(&disk).unwrap();
     let rows = vec![log_rows(0..1_000)];
-    let ticket = store
-        .submit(Commit {
-            rows,
-            ..Commit::default()
-        })
-        .await
-        .unwrap();
+    let ticket = store.submit(Commit { rows, ..Commit::default() }).await.unwrap();
     let done = Some(progress(b"", 1_000, 998));
-    commit(
-        &store,
-        Commit {
-            progress: done,
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
+    commit(&store, Commit { progress: done, ..Commit::default() }).await.unwrap();
     ticket.await.unwrap();
     assert_eq!(logged(&store, 0).await, [998, 999]);
     // Two rows: time 16, seq 16, value 16, two texts that are stored once, and framing.
-    assert!(
-        store.stats().held_bytes < 110,
-        "{}",
-        store.stats().held_bytes
-    );
+    assert!(store.stats().held_bytes < 110, "{}", store.stats().held_bytes);
     store.close().await.unwrap();
     let (store, _) = open(&disk).unwrap();
     assert_eq!(store.log_end("t"), 1_000);
@@ -305,31 +188,11 @@ async fn rows_that_every_reader_passes_in_their_own_commit_are_never_written() {
 async fn a_table_whose_columns_change_keeps_its_old_rows() {
     let disk = FakeDisk::default();
     let (store, _) = open(&disk).unwrap();
-    commit(
-        &store,
-        Commit {
-            rows: vec![log_rows(0..2)],
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
+    commit(&store, Commit { rows: vec![log_rows(0..2)], ..Commit::default() }).await.unwrap();
     let narrow = rows(2..4).project(&[0, 3]).unwrap();
-    let part = LogRows {
-        table: "t".into(),
-        position: 2,
-        batch: narrow.clone(),
-    };
+    let part = LogRows { table: "t".into(), position: 2, batch: narrow.clone() };
     let parts = vec![part, log_rows(4..6)];
-    commit(
-        &store,
-        Commit {
-            rows: parts,
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
+    commit(&store, Commit { rows: parts, ..Commit::default() }).await.unwrap();
     store.close().await.unwrap();
     let (store, _) = open(&disk).unwrap();
     let found = store.read_log("t", 0, 100).await.unwrap();
@@ -340,58 +203,21 @@ async fn a_table_whose_columns_change_keeps_its_old_rows() {
 async fn faults_of_the_caller_are_refused() {
     let disk = FakeDisk::default();
     let (store, _) = open(&disk).unwrap();
-    let refused = commit(
-        &store,
-        Commit {
-            rows: vec![log_rows(5..6)],
-            ..Commit::default()
-        },
-    )
-    .await;
-    assert!(matches!(
-        refused,
-        Err(StoreError::Position {
-            position: 5,
-            expected: 0,
-            ..
-        })
-    ));
+    let refused = commit(&store, Commit { rows: vec![log_rows(5..6)], ..Commit::default() }).await;
+    assert!(matches!(refused, Err(StoreError::Position { position: 5, expected: 0, .. })));
     let outbox = vec![results("nobody", 0..1, 1)];
-    let refused = commit(
-        &store,
-        Commit {
-            outbox,
-            ..Commit::default()
-        },
-    )
-    .await;
+    let refused = commit(&store, Commit { outbox, ..Commit::default() }).await;
     assert!(matches!(refused, Err(StoreError::Unknown(_))));
-    assert!(matches!(
-        store.next("nobody", 0, 1, 1).await,
-        Err(StoreError::Unknown(_))
-    ));
-    assert!(
-        matches!(open(&disk), Err(StoreError::Locked { .. })),
-        "one store at a time"
-    );
+    assert!(matches!(store.next("nobody", 0, 1, 1).await, Err(StoreError::Unknown(_))));
+    assert!(matches!(open(&disk), Err(StoreError::Locked { .. })), "one store at a time");
     let other = store.clone();
     store.close().await.unwrap();
     assert!(matches!(settle_on(&other).await, Err(StoreError::Closed)));
-    assert!(matches!(
-        other.next("a", 0, 1, 1).await,
-        Err(StoreError::Closed)
-    ));
+    assert!(matches!(other.next("a", 0, 1, 1).await, Err(StoreError::Closed)));
 }
 
 async fn settle_on(store: &Store) -> Result<(), StoreError> {
-    commit(
-        store,
-        Commit {
-            outbox: vec![results("b", 0..1, 1)],
-            ..Commit::default()
-        },
-    )
-    .await
+    commit(store, Commit { outbox: vec![results("b", 0..1, 1)], ..Commit::default() }).await
 }
 
 #[tokio::test]
@@ -419,34 +245,19 @@ async fn nothing_is_written_when_nothing_happened() {
 #[tokio::test]
 async fn one_commit_serves_many_and_bytes_make_it_due() {
     let disk = FakeDisk::default();
-    let small = StoreOptions {
-        commit_bytes: 1_000,
-        ..options()
-    };
+    let small = StoreOptions { commit_bytes: 1_000, ..options() };
     let (store, _) = open_with(&disk, &small, layout()).unwrap();
     let mut tickets = Vec::new();
     // 9 x (100 + 4) = 936 bytes wait; the tenth passes 1,000.
     for seq in 0..10 {
         let bodies = vec![Bytes::from(vec![0; 100])];
-        let rows = OutboxRows {
-            bodies,
-            first_seq: seq,
-            ..results("a", 0..0, 1)
-        };
+        let rows = OutboxRows { bodies, first_seq: seq, ..results("a", 0..0, 1) };
         if seq == 9 {
             answered(&store, "a").await;
             assert_eq!((store.stats().commits, store.stats().queue_len), (0, 9));
         }
         let outbox = vec![rows];
-        tickets.push(
-            store
-                .submit(Commit {
-                    outbox,
-                    ..Commit::default()
-                })
-                .await
-                .unwrap(),
-        );
+        tickets.push(store.submit(Commit { outbox, ..Commit::default() }).await.unwrap());
     }
     for ticket in tickets {
         ticket.await.unwrap();
@@ -458,30 +269,16 @@ async fn one_commit_serves_many_and_bytes_make_it_due() {
 #[tokio::test]
 async fn a_full_queue_makes_submitters_wait_and_commits_by_itself() {
     let disk = FakeDisk::default();
-    let narrow = StoreOptions {
-        queue: 4,
-        ..options()
-    };
+    let narrow = StoreOptions { queue: 4, ..options() };
     let (store, _) = open_with(&disk, &narrow, layout()).unwrap();
     for seq in 0..100 {
         let outbox = vec![results("a", seq..seq + 1, 1)];
-        drop(
-            store
-                .submit(Commit {
-                    outbox,
-                    ..Commit::default()
-                })
-                .await
-                .unwrap(),
-        );
+        drop(store.submit(Commit { outbox, ..Commit::default() }).await.unwrap());
         assert!(store.stats().queue_len <= 4);
     }
     store.close().await.unwrap();
     let (store, _) = open(&disk).unwrap();
-    assert_eq!(
-        bodies(&waiting(&store, "a").await),
-        (0..100).collect::<Vec<_>>()
-    );
+    assert_eq!(bodies(&waiting(&store, "a").await), (0..100).collect::<Vec<_>>());
 }
 
 /// A46: a change of configuration never drops stored data.
@@ -490,20 +287,9 @@ async fn a46_what_the_layout_does_not_name_is_kept() {
     let disk = FakeDisk::default();
     let (store, _) = open(&disk).unwrap();
     put(&store, "a", 0..3).await;
-    commit(
-        &store,
-        Commit {
-            rows: vec![log_rows(0..2)],
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
+    commit(&store, Commit { rows: vec![log_rows(0..2)], ..Commit::default() }).await.unwrap();
     store.close().await.unwrap();
-    let other = Layout {
-        tables: vec![],
-        sinks: vec![sink("b")],
-    };
+    let other = Layout { tables: vec![], sinks: vec![sink("b")] };
     let (store, recovery) = open_with(&disk, &options(), other).unwrap();
     assert_eq!(recovery.unclaimed, ["sink a", "table t"]);
     settle(&store).await;

@@ -24,13 +24,7 @@ impl Scratch {
     }
 
     fn open(&self) -> Opened {
-        Store::open(
-            StoreOptions {
-                dir: self.0.join("store"),
-                ..options()
-            },
-            layout(),
-        )
+        Store::open(StoreOptions { dir: self.0.join("store"), ..options() }, layout())
     }
 }
 
@@ -47,10 +41,7 @@ async fn writer() {
     let Some(dir) = std::env::var_os(WRITER) else {
         return;
     };
-    let options = StoreOptions {
-        dir: dir.into(),
-        ..options()
-    };
+    let options = StoreOptions { dir: dir.into(), ..options() };
     let (store, _) = Store::open(options, layout()).unwrap();
     let mut tickets = std::collections::VecDeque::new();
     let first = next_number(&store);
@@ -72,9 +63,9 @@ async fn writer() {
 }
 
 fn next_number(store: &Store) -> u64 {
-    store.progress("s").map_or(0, |progress| {
-        u64::from_le_bytes(progress.state.try_into().unwrap()) + 1
-    })
+    store
+        .progress("s")
+        .map_or(0, |progress| u64::from_le_bytes(progress.state.try_into().unwrap()) + 1)
 }
 
 /// P1: what was said to be durable is there after kill -9, unaltered and in order.
@@ -105,32 +96,16 @@ async fn p01_kill_9_loses_nothing_that_was_durable() {
         }
         child.wait().unwrap();
         let (store, recovery) = scratch.open().unwrap();
-        assert_eq!(
-            (recovery.quarantined, recovery.corrupt_records),
-            (None, 0),
-            "{round}"
-        );
+        assert_eq!((recovery.quarantined, recovery.corrupt_records), (None, 0), "{round}");
         let next = next_number(&store);
-        assert!(
-            said.is_some_and(|said| next > said),
-            "round {round}: {said:?}, {next}"
-        );
-        assert_eq!(
-            bodies(&waiting(&store, "b").await),
-            (0..next).collect::<Vec<_>>()
-        );
+        assert!(said.is_some_and(|said| next > said), "round {round}: {said:?}, {next}");
+        assert_eq!(bodies(&waiting(&store, "b").await), (0..next).collect::<Vec<_>>());
         let cursor = store.cursor("a");
         assert!(cursor + 3 <= next, "{cursor} {next}");
-        assert_eq!(
-            bodies(&waiting(&store, "a").await),
-            (cursor..next).collect::<Vec<_>>()
-        );
+        assert_eq!(bodies(&waiting(&store, "a").await), (cursor..next).collect::<Vec<_>>());
         assert_eq!((store.log_end("t"), store.stats().corrupt_rows), (next, 0));
         let floor = next.saturating_sub(10);
-        assert_eq!(
-            logged(&store, floor).await,
-            (floor..next).collect::<Vec<_>>()
-        );
+        assert_eq!(logged(&store, floor).await, (floor..next).collect::<Vec<_>>());
         store.close().await.unwrap();
     }
 }
@@ -141,24 +116,14 @@ async fn the_files_are_private_and_the_lock_is_clear() {
     let (store, _) = scratch.open().unwrap();
     let refused = scratch.open().unwrap_err();
     assert!(matches!(refused, StoreError::Locked { .. }));
-    assert!(
-        refused.to_string().contains("store.lock is locked"),
-        "{refused}"
-    );
+    assert!(refused.to_string().contains("store.lock is locked"), "{refused}");
     put(&store, "a", 0..2).await;
     let dir = scratch.0.join("store");
     let mode = |name: &str| fs::metadata(dir.join(name)).unwrap().permissions().mode() & 0o777;
-    assert_eq!(
-        (mode("store.redb"), mode("store.lock"), mode("")),
-        (0o600, 0o600, 0o700)
-    );
+    assert_eq!((mode("store.redb"), mode("store.lock"), mode("")), (0o600, 0o600, 0o700));
     store.close().await.unwrap();
     let (store, _) = scratch.open().unwrap();
-    assert_eq!(
-        bodies(&waiting(&store, "a").await),
-        [0, 1],
-        "closed means that the lock is free"
-    );
+    assert_eq!(bodies(&waiting(&store, "a").await), [0, 1], "closed means that the lock is free");
 }
 
 /// F4: a crash during creation left a file that redb cannot open; here it has another name.
@@ -167,26 +132,17 @@ async fn f04_what_a_crashed_creation_left_behind_is_no_obstacle() {
     let scratch = Scratch::new("creation");
     let dir = scratch.0.join("store");
     fs::create_dir(&dir).unwrap();
-    fs::File::create(dir.join("store.redb.new"))
-        .unwrap()
-        .write_all(b"half a header")
-        .unwrap();
+    fs::File::create(dir.join("store.redb.new")).unwrap().write_all(b"half a header").unwrap();
     let (store, recovery) = scratch.open().unwrap();
     assert_eq!((recovery.created, recovery.quarantined), (true, None));
     assert!(!dir.join("store.redb.new").exists());
     store.close().await.unwrap();
 
     // A bad magic: moved aside and reported, and the epoch grows.
-    fs::File::create(dir.join("store.redb"))
-        .unwrap()
-        .write_all(&[7; 9_000])
-        .unwrap();
+    fs::File::create(dir.join("store.redb")).unwrap().write_all(&[7; 9_000]).unwrap();
     let (store, recovery) = scratch.open().unwrap();
     let aside = dir.join("store.redb.quarantine-1");
-    assert_eq!(
-        (recovery.created, recovery.quarantined),
-        (true, Some(aside.clone()))
-    );
+    assert_eq!((recovery.created, recovery.quarantined), (true, Some(aside.clone())));
     assert_eq!(fs::read(aside).unwrap(), [7; 9_000]);
     assert_eq!(store.epoch(), 8);
 }

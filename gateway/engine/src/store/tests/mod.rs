@@ -43,10 +43,7 @@ fn sink(name: &str) -> SinkLayout {
 /// Table `t`, read by stream `s`; sinks `a` and `b`.
 fn layout() -> Layout {
     Layout {
-        tables: vec![TableLayout {
-            name: "t".into(),
-            readers: vec!["s".into()],
-        }],
+        tables: vec![TableLayout { name: "t".into(), readers: vec!["s".into()] }],
         sinks: vec![sink("a"), sink("b")],
     }
 }
@@ -65,19 +62,10 @@ fn open(disk: &FakeDisk) -> Opened {
 /// Rows whose `seq` is their log position.
 fn rows(positions: std::ops::Range<u64>) -> RecordBatch {
     let count = usize::try_from(positions.end - positions.start).unwrap();
-    let time: Vec<i64> = positions
-        .clone()
-        .map(|p| i64::try_from(p).unwrap() * 1_000)
-        .collect();
-    let value: Vec<f64> = positions
-        .clone()
-        .map(|p| f64::from(u32::try_from(p).unwrap()))
-        .collect();
+    let time: Vec<i64> = positions.clone().map(|p| i64::try_from(p).unwrap() * 1_000).collect();
+    let value: Vec<f64> = positions.clone().map(|p| f64::from(u32::try_from(p).unwrap())).collect();
     RecordBatch::try_from_iter([
-        (
-            "time",
-            Arc::new(TimestampMicrosecondArray::from(time).with_timezone("UTC")) as ArrayRef,
-        ),
+        ("time", Arc::new(TimestampMicrosecondArray::from(time).with_timezone("UTC")) as ArrayRef),
         ("device", Arc::new(StringArray::from(vec!["press"; count]))),
         ("quality", Arc::new(StringArray::from(vec!["good"; count]))),
         ("seq", Arc::new(UInt64Array::from_iter_values(positions))),
@@ -87,11 +75,7 @@ fn rows(positions: std::ops::Range<u64>) -> RecordBatch {
 }
 
 fn log_rows(positions: std::ops::Range<u64>) -> LogRows {
-    LogRows {
-        table: "t".into(),
-        position: positions.start,
-        batch: rows(positions),
-    }
+    LogRows { table: "t".into(), position: positions.start, batch: rows(positions) }
 }
 
 /// Results of stream `s` for a sink: one body per number, its text.
@@ -102,9 +86,7 @@ fn results(sink: &str, numbers: std::ops::Range<u64>, created: i64) -> OutboxRow
         first_seq: numbers.start,
         window: Some((10, 20)),
         created,
-        bodies: numbers
-            .map(|number| Bytes::from(number.to_string()))
-            .collect(),
+        bodies: numbers.map(|number| Bytes::from(number.to_string())).collect(),
     }
 }
 
@@ -118,27 +100,13 @@ fn progress(state: &[u8], processed: u64, replay_from: u64) -> StreamProgress {
 }
 
 async fn commit(store: &Store, commit: Commit) -> Result<(), StoreError> {
-    store
-        .submit(Commit {
-            wait: true,
-            ..commit
-        })
-        .await?
-        .await
+    store.submit(Commit { wait: true, ..commit }).await?.await
 }
 
 /// Stores results for one sink, durably.
 async fn put(store: &Store, sink: &str, numbers: std::ops::Range<u64>) {
     let outbox = vec![results(sink, numbers, 1)];
-    commit(
-        store,
-        Commit {
-            outbox,
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
+    commit(store, Commit { outbox, ..Commit::default() }).await.unwrap();
 }
 
 /// Makes what was called before durable: a commit with a body for sink `b`.
@@ -147,9 +115,7 @@ async fn settle(store: &Store) {
 }
 
 fn bodies(rows: &[OutboxRow]) -> Vec<u64> {
-    rows.iter()
-        .map(|row| std::str::from_utf8(&row.body).unwrap().parse().unwrap())
-        .collect()
+    rows.iter().map(|row| std::str::from_utf8(&row.body).unwrap().parse().unwrap()).collect()
 }
 
 /// Everything that waits for a sink; empty when nothing does.
@@ -189,10 +155,7 @@ async fn logged(store: &Store, from: u64) -> Vec<u64> {
         };
         from = position + last.num_rows() as u64;
         for (position, batch) in found {
-            let seqs = batch
-                .column_by_name("seq")
-                .unwrap()
-                .as_primitive::<UInt64Type>();
+            let seqs = batch.column_by_name("seq").unwrap().as_primitive::<UInt64Type>();
             assert_eq!(batch, rows(position..position + seqs.len() as u64));
             all.extend(seqs.values());
         }

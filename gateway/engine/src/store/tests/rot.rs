@@ -56,28 +56,11 @@ async fn image() -> FakeDisk {
     for n in (0..20).step_by(2) {
         let outbox = vec![results("a", n..n + 2, 1), results("b", n..n + 2, 1)];
         let rows = vec![log_rows(n..n + 2)];
-        commit(
-            &store,
-            Commit {
-                rows,
-                outbox,
-                ..Commit::default()
-            },
-        )
-        .await
-        .unwrap();
+        commit(&store, Commit { rows, outbox, ..Commit::default() }).await.unwrap();
     }
     store.delivered("a", 4);
     let progress = Some(progress(b"state", 20, 0));
-    commit(
-        &store,
-        Commit {
-            progress,
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
+    commit(&store, Commit { progress, ..Commit::default() }).await.unwrap();
     store.close().await.unwrap();
     disk
 }
@@ -95,30 +78,17 @@ async fn f05_a_bad_value_costs_its_rows_and_no_others() {
             bodies(&waiting(&store, "a").await),
             [&[4, 5, 6, 7][..], &[10, 11, 12, 13, 14, 15, 16, 17, 18, 19]].concat()
         );
-        assert_eq!(
-            bodies(&waiting(&store, "b").await),
-            (0..20).collect::<Vec<_>>()
-        );
+        assert_eq!(bodies(&waiting(&store, "b").await), (0..20).collect::<Vec<_>>());
         let left: Vec<u64> = (0..18).filter(|n| *n != 6 && *n != 7).collect();
         assert_eq!(logged(&store, 0).await, left);
         let stats = store.stats();
-        assert_eq!(
-            (stats.corrupt_records, stats.corrupt_rows),
-            (3, 6),
-            "each is counted once"
-        );
+        assert_eq!((stats.corrupt_records, stats.corrupt_rows), (3, 6), "each is counted once");
     }
-    assert!(
-        disk.names().contains(&"quarantine".to_owned()),
-        "copies are kept"
-    );
+    assert!(disk.names().contains(&"quarantine".to_owned()), "copies are kept");
     store.delivered("a", 20);
     settle(&store).await;
     let backlog = store.backlog("a");
-    assert_eq!(
-        (backlog.delivered, backlog.lost, backlog.records),
-        (18, 2, 0)
-    );
+    assert_eq!((backlog.delivered, backlog.lost, backlog.records), (18, 2, 0));
 }
 
 #[tokio::test]
@@ -145,26 +115,15 @@ async fn lost_progress_raises_the_epoch_so_that_no_id_repeats() {
         let (store, recovery) = open(&disk).unwrap();
         assert_eq!(store.epoch(), 8);
         assert_eq!(recovery.corrupt_records, 1);
-        assert_eq!(
-            recovery.progress_lost.len(),
-            usize::from(kind == Kind::Progress)
-        );
+        assert_eq!(recovery.progress_lost.len(), usize::from(kind == Kind::Progress));
         assert_eq!(store.progress("s").is_none(), kind == Kind::Progress);
         put(&store, "a", 0..1).await;
         let rows = waiting(&store, "a").await;
-        assert_eq!(
-            (rows[0].epoch, rows[0].seq),
-            (7, 4),
-            "a stored row keeps its id"
-        );
+        assert_eq!((rows[0].epoch, rows[0].seq), (7, 4), "a stored row keeps its id");
         assert_eq!(rows.last().map(|row| (row.epoch, row.seq)), Some((8, 0)));
         store.close().await.unwrap();
         let (store, recovery) = open(&disk).unwrap();
-        assert_eq!(
-            (store.epoch(), recovery),
-            (8, Recovery::default()),
-            "met once"
-        );
+        assert_eq!((store.epoch(), recovery), (8, Recovery::default()), "met once");
     }
 }
 
@@ -176,10 +135,7 @@ async fn lost_states_of_sinks_and_tables_are_rebuilt_from_their_rows() {
     let (store, recovery) = open(&disk).unwrap();
     assert_eq!(recovery.corrupt_records, 2);
     assert_eq!((store.cursor("a"), store.log_end("t")), (4, 20));
-    assert_eq!(
-        bodies(&waiting(&store, "a").await),
-        (4..20).collect::<Vec<_>>()
-    );
+    assert_eq!(bodies(&waiting(&store, "a").await), (4..20).collect::<Vec<_>>());
     assert_eq!(logged(&store, 0).await, (0..20).collect::<Vec<_>>());
     assert_eq!(store.backlog("a").bytes, 6 * 5 + 10 * 6);
 }
@@ -189,15 +145,7 @@ async fn a_lost_schema_costs_the_rows_that_need_it() {
     let disk = image().await;
     tamper(&disk, &key(Kind::Schema, "t", 0), flip_last);
     let (store, _) = open(&disk).unwrap();
-    commit(
-        &store,
-        Commit {
-            rows: vec![log_rows(20..22)],
-            ..Commit::default()
-        },
-    )
-    .await
-    .unwrap();
+    commit(&store, Commit { rows: vec![log_rows(20..22)], ..Commit::default() }).await.unwrap();
     assert_eq!(logged(&store, 0).await, [20, 21]);
     assert_eq!(store.stats().corrupt_rows, 20);
     assert_eq!(bodies(&waiting(&store, "b").await).len(), 20);
@@ -207,22 +155,10 @@ async fn a_lost_schema_costs_the_rows_that_need_it() {
 async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     let disk = image().await;
     let at = key(Kind::Meta, "", 0);
-    let meta = Meta {
-        format: FORMAT + 1,
-        epoch: 7,
-        commit: 1,
-        gateway: "gw".into(),
-    };
+    let meta = Meta { format: FORMAT + 1, epoch: 7, commit: 1, gateway: "gw".into() };
     tamper(&disk, &at, |value| *value = seal(&at, &meta.encode()));
     let refused = open(&disk);
-    assert!(matches!(
-        refused,
-        Err(StoreError::NewerFormat {
-            found: 2,
-            known: 1,
-            ..
-        })
-    ));
+    assert!(matches!(refused, Err(StoreError::NewerFormat { found: 2, known: 1, .. })));
     assert!(!disk.names().iter().any(|name| name.contains("quarantine")));
 }
 
@@ -263,11 +199,7 @@ async fn f05_a_flipped_bit_anywhere_gives_no_wrong_value_and_an_exact_count() {
             quarantined += 1;
         } else {
             // 16 of a, 20 of b, 20 of the log.
-            assert_eq!(
-                rows + stats.corrupt_rows,
-                56,
-                "{run}: {recovery:?} {stats:?}"
-            );
+            assert_eq!(rows + stats.corrupt_rows, 56, "{run}: {recovery:?} {stats:?}");
             salvaged += u32::from(recovery.salvaged || stats.reopened > 0);
             harmless += u32::from(rows == 56);
         }
@@ -287,15 +219,7 @@ async fn large_image() -> FakeDisk {
             ..results(sink, n..n, 1)
         };
         let outbox = vec![of("a"), of("b")];
-        commit(
-            &store,
-            Commit {
-                outbox,
-                ..Commit::default()
-            },
-        )
-        .await
-        .unwrap();
+        commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
     }
     store.close().await.unwrap();
     disk
@@ -306,10 +230,7 @@ async fn count_large_rows(store: &Store, sink: &str) -> u64 {
     let rows = waiting(store, sink).await;
     for row in &rows {
         let expected = format!("{sink}{:0>999}", row.position - 1);
-        assert_eq!(
-            (&row.body[..], row.seq),
-            (expected.as_bytes(), row.position - 1)
-        );
+        assert_eq!((&row.body[..], row.seq), (expected.as_bytes(), row.position - 1));
     }
     rows.len() as u64
 }
@@ -338,32 +259,19 @@ async fn p03_pages_that_cannot_be_read_cost_only_what_they_held() {
         wipe(&disk, row);
         let (store, recovery) = open(&disk).unwrap();
         assert!(!recovery.created, "row {row}");
-        let (a, b) = (
-            count_large_rows(&store, "a").await,
-            count_large_rows(&store, "b").await,
-        );
+        let (a, b) = (count_large_rows(&store, "a").await, count_large_rows(&store, "b").await);
         let stats = store.stats();
-        assert!(
-            recovery.salvaged || stats.reopened > 0,
-            "row {row}: {stats:?}"
-        );
+        assert!(recovery.salvaged || stats.reopened > 0, "row {row}: {stats:?}");
         assert_eq!(a + b + stats.corrupt_rows, 600, "row {row}: {stats:?}");
         // A leaf of one page holds three such rows.
-        assert!(
-            (1..=3).contains(&stats.corrupt_rows),
-            "row {row}: {stats:?}"
-        );
+        assert!((1..=3).contains(&stats.corrupt_rows), "row {row}: {stats:?}");
         store.delivered("a", 300);
         settle(&store).await;
         let backlog = store.backlog("a");
         assert_eq!((backlog.delivered, backlog.lost), (a, 300 - a), "row {row}");
         store.close().await.unwrap();
         let (store, recovery) = open(&disk).unwrap();
-        assert_eq!(
-            (recovery.quarantined, store.cursor("a")),
-            (None, 300),
-            "row {row}: no loop"
-        );
+        assert_eq!((recovery.quarantined, store.cursor("a")), (None, 300), "row {row}: no loop");
     }
 }
 
@@ -375,18 +283,11 @@ async fn p03_a_lost_page_of_states_is_rebuilt_from_the_rows() {
     let (store, recovery) = open(&disk).unwrap();
     assert!(recovery.salvaged && !recovery.created, "{recovery:?}");
     assert_eq!(store.epoch(), 8);
-    let (a, b) = (
-        count_large_rows(&store, "a").await,
-        count_large_rows(&store, "b").await,
-    );
+    let (a, b) = (count_large_rows(&store, "a").await, count_large_rows(&store, "b").await);
     assert!(a >= 297 && b == 300, "{a} {b}");
     store.close().await.unwrap();
     let (store, recovery) = open(&disk).unwrap();
-    assert_eq!(
-        (store.epoch(), recovery),
-        (8, Recovery::default()),
-        "met once"
-    );
+    assert_eq!((store.epoch(), recovery), (8, Recovery::default()), "met once");
 }
 
 /// A51: a torn file. Elsewhere the service did not start until the file was deleted by hand.
@@ -399,11 +300,7 @@ async fn a51_a_file_cut_at_any_length_opens_and_the_store_works_on() {
         let disk = image.power_cut(None);
         let mut length = 0;
         disk.edit(LIVE, |bytes| {
-            length = if round == 0 {
-                0
-            } else {
-                dice.below(bytes.len())
-            };
+            length = if round == 0 { 0 } else { dice.below(bytes.len()) };
             bytes.truncate(length);
         });
         let run = format!("cut to {length}");
@@ -411,10 +308,7 @@ async fn a51_a_file_cut_at_any_length_opens_and_the_store_works_on() {
         let rows = count_right_rows(&store, &run).await;
         if recovery.created {
             assert_eq!((rows, store.epoch()), (0, 8), "{run}: a new epoch");
-            assert!(
-                disk.names().contains(&"store.redb.quarantine-1".to_owned()),
-                "{run}"
-            );
+            assert!(disk.names().contains(&"store.redb.quarantine-1".to_owned()), "{run}");
             moved += 1;
         } else {
             assert_eq!(rows + store.stats().corrupt_rows, 56, "{run}");

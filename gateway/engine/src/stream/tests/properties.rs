@@ -19,11 +19,7 @@ async fn run(rows: &[Row], cuts: &[usize], lateness: i64) -> (Vec<String>, Count
     for cut in cuts {
         let end = (at + cut).min(rows.len());
         if at < end {
-            results.extend(
-                feed(&mut stream, 0, batch(&rows[at..end]), NOW)
-                    .await
-                    .results,
-            );
+            results.extend(feed(&mut stream, 0, batch(&rows[at..end]), NOW).await.results);
         }
         at = end;
     }

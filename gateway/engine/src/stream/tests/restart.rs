@@ -7,15 +7,9 @@ struct Logs(Vec<Vec<(u64, RecordBatch)>>);
 impl Logs {
     fn append(&mut self, table: usize, batch: RecordBatch) -> Event {
         let log = &mut self.0[table];
-        let position = log
-            .last()
-            .map_or(0, |(at, batch)| at + batch.num_rows() as u64);
+        let position = log.last().map_or(0, |(at, batch)| at + batch.num_rows() as u64);
         log.push((position, batch.clone()));
-        Event::Rows {
-            table,
-            position,
-            batch,
-        }
+        Event::Rows { table, position, batch }
     }
 
     /// Rows from `from` on, in batches of `size`, whatever their batches were.
@@ -31,11 +25,7 @@ impl Logs {
             .map(|position| {
                 let start = usize::try_from(position).unwrap();
                 let batch = all.slice(start, size.min(all.num_rows() - start));
-                Event::Replay {
-                    table,
-                    position,
-                    batch,
-                }
+                Event::Replay { table, position, batch }
             })
             .collect()
     }
@@ -72,24 +62,14 @@ fn history() -> Vec<(usize, Vec<Row>)> {
 fn all_late(effects: &[&Effects]) -> Vec<String> {
     let late = effects.iter().flat_map(|effects| &effects.late);
     late.flat_map(|late| {
-        let values = late
-            .batch
-            .column(4)
-            .as_primitive::<Float64Type>()
-            .values()
-            .to_vec();
-        values
-            .into_iter()
-            .map(move |value| format!("{} {value}", late.table))
+        let values = late.batch.column(4).as_primitive::<Float64Type>().values().to_vec();
+        values.into_iter().map(move |value| format!("{} {value}", late.table))
     })
     .collect()
 }
 
 fn all_lines(effects: &[&Effects]) -> Vec<String> {
-    effects
-        .iter()
-        .flat_map(|effects| lines(&effects.results))
-        .collect()
+    effects.iter().flat_map(|effects| lines(&effects.results)).collect()
 }
 
 async fn uncut() -> (Vec<Effects>, Counts) {
@@ -97,12 +77,7 @@ async fn uncut() -> (Vec<Effects>, Counts) {
     let mut logs = Logs(vec![vec![], vec![]]);
     let mut effects = Vec::new();
     for (table, rows) in history() {
-        effects.push(
-            stream
-                .apply(logs.append(table, batch(&rows)), NOW)
-                .await
-                .unwrap(),
-        );
+        effects.push(stream.apply(logs.append(table, batch(&rows)), NOW).await.unwrap());
     }
     effects.push(stream.apply(Event::Tick, NOW + 100 * SECOND).await.unwrap());
     (effects, stream.counts())
@@ -139,12 +114,7 @@ async fn a_restart_at_any_point_changes_no_result() {
         let mut before = stream(spec.clone(), JOINED);
         let (mut logs, mut done) = (Logs(vec![vec![], vec![]]), Vec::new());
         for (table, rows) in &history[..cut] {
-            done.push(
-                before
-                    .apply(logs.append(*table, batch(rows)), NOW)
-                    .await
-                    .unwrap(),
-            );
+            done.push(before.apply(logs.append(*table, batch(rows)), NOW).await.unwrap());
         }
         let saved = before.progress();
         for logged in cut..=history.len() {
@@ -162,12 +132,7 @@ async fn a_restart_at_any_point_changes_no_result() {
             // The log grows for the next round; this stream gets the rest as it comes.
             let mut rest = Logs(logs.0.clone());
             for (table, rows) in &history[logged..] {
-                effects.push(
-                    stream
-                        .apply(rest.append(*table, batch(rows)), NOW)
-                        .await
-                        .unwrap(),
-                );
+                effects.push(stream.apply(rest.append(*table, batch(rows)), NOW).await.unwrap());
             }
             effects.push(stream.apply(Event::Tick, NOW + 100 * SECOND).await.unwrap());
             if let Some((table, rows)) = history.get(logged) {
@@ -189,29 +154,12 @@ async fn a_restart_at_any_point_changes_no_result() {
 
 /// Each value of the history is another power of two: each is in exactly one sum or late.
 fn once_each(effects: &[&Effects]) {
-    let sums = effects
-        .iter()
-        .flat_map(|effects| &effects.results)
-        .map(|output| {
-            output
-                .batch
-                .column(2)
-                .as_primitive::<Float64Type>()
-                .values()
-                .iter()
-                .sum::<f64>()
-        });
-    let late = effects
-        .iter()
-        .flat_map(|effects| &effects.late)
-        .map(|late| {
-            late.batch
-                .column(4)
-                .as_primitive::<Float64Type>()
-                .values()
-                .iter()
-                .sum::<f64>()
-        });
+    let sums = effects.iter().flat_map(|effects| &effects.results).map(|output| {
+        output.batch.column(2).as_primitive::<Float64Type>().values().iter().sum::<f64>()
+    });
+    let late = effects.iter().flat_map(|effects| &effects.late).map(|late| {
+        late.batch.column(4).as_primitive::<Float64Type>().values().iter().sum::<f64>()
+    });
     let total: f64 = sums.chain(late).sum();
     assert!((total - 1_048_575.0).abs() < 0.5, "2^20 - 1, not {total}");
     let mut next = 1;
@@ -239,10 +187,7 @@ async fn a_restart_within_a_restart_changes_nothing() {
     let mut again = Stream::restore(spec.clone(), query(&spec, JOINED), &saved.state, NOW).unwrap();
     for event in logs.replay(0, saved.replay_from[0], 100) {
         let effects = again.apply(event, NOW).await.unwrap();
-        assert!(
-            effects.results.is_empty() && effects.late.is_empty(),
-            "o is not refilled yet"
-        );
+        assert!(effects.results.is_empty() && effects.late.is_empty(), "o is not refilled yet");
     }
     again.apply(Event::Tick, NOW + 100 * SECOND).await.unwrap();
     assert_eq!(again.progress(), saved);
@@ -252,13 +197,8 @@ async fn a_restart_within_a_restart_changes_nothing() {
 async fn a_changed_window_drops_what_was_open_and_says_how_much() {
     let spec = spec(10, 0);
     let mut stream = stream(spec.clone(), SUMS);
-    let effects = feed(
-        &mut stream,
-        0,
-        batch(&[(1, "a", 1.0), (12, "a", 2.0), (13, "a", 4.0)]),
-        NOW,
-    )
-    .await;
+    let effects =
+        feed(&mut stream, 0, batch(&[(1, "a", 1.0), (12, "a", 2.0), (13, "a", 4.0)]), NOW).await;
     assert_eq!(lines(&effects.results), ["0 1 1 1 #1 good"]);
     let saved = stream.progress();
     let wider = super::spec(60, 0);
@@ -266,18 +206,8 @@ async fn a_changed_window_drops_what_was_open_and_says_how_much() {
         Stream::restore(wider.clone(), query(&wider, SUMS), &saved.state, NOW).unwrap();
     assert_eq!(stream.counts().dropped, 2);
     ledger_holds(&stream.counts());
-    let effects = feed(
-        &mut stream,
-        0,
-        batch(&[(61, "a", 8.0), (121, "a", 0.0)]),
-        NOW,
-    )
-    .await;
-    assert_eq!(
-        lines(&effects.results),
-        ["60 1 8 8 #2 good"],
-        "the sequence goes on"
-    );
+    let effects = feed(&mut stream, 0, batch(&[(61, "a", 8.0), (121, "a", 0.0)]), NOW).await;
+    assert_eq!(lines(&effects.results), ["60 1 8 8 #2 good"], "the sequence goes on");
     // A table that came to the stream starts at its log's first row; other SQL is no obstacle.
     let mut more = spec;
     more.tables.insert(0, table("new"));

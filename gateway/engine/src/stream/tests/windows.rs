@@ -5,33 +5,16 @@ type Case = (i64, i64, &'static [Row], &'static [&'static str], u64);
 
 const CASES: &[Case] = &[
     (10, 0, &[(1, "a", 1.0), (9, "a", 2.0)], &[], 0),
-    (
-        10,
-        0,
-        &[(1, "a", 1.0), (10, "a", 2.0)],
-        &["0 1 1 1 #1 good"],
-        0,
-    ),
+    (10, 0, &[(1, "a", 1.0), (10, "a", 2.0)], &["0 1 1 1 #1 good"], 0),
     // The issue's example: lateness of 2 s, a row at 13 s closes [0, 10), the one at 5 s is late.
     (
         10,
         2,
-        &[
-            (0, "a", 230.0),
-            (9, "a", 232.0),
-            (13, "a", 1.0),
-            (5, "a", 9.9),
-        ],
+        &[(0, "a", 230.0), (9, "a", 232.0), (13, "a", 1.0), (5, "a", 9.9)],
         &["0 2 462 232 #1 good"],
         1,
     ),
-    (
-        10,
-        2,
-        &[(1, "a", 1.0), (11, "a", 2.0), (9, "a", 4.0)],
-        &[],
-        0,
-    ),
+    (10, 2, &[(1, "a", 1.0), (11, "a", 2.0), (9, "a", 4.0)], &[], 0),
     (
         10,
         2,
@@ -48,23 +31,11 @@ const CASES: &[Case] = &[
         0,
     ),
     // The slower source holds the window, also for the faster one.
+    (10, 0, &[(1, "a", 1.0), (2, "b", 2.0), (50, "a", 3.0), (9, "b", 4.0)], &[], 0),
     (
         10,
         0,
-        &[(1, "a", 1.0), (2, "b", 2.0), (50, "a", 3.0), (9, "b", 4.0)],
-        &[],
-        0,
-    ),
-    (
-        10,
-        0,
-        &[
-            (1, "a", 1.0),
-            (2, "b", 2.0),
-            (50, "a", 3.0),
-            (9, "b", 4.0),
-            (20, "b", 5.0),
-        ],
+        &[(1, "a", 1.0), (2, "b", 2.0), (50, "a", 3.0), (9, "b", 4.0), (20, "b", 5.0)],
         &["0 3 7 4 #1 good"],
         0,
     ),
@@ -101,11 +72,7 @@ async fn one_line_per_case() {
         let effects = feed(&mut stream, 0, batch(rows), NOW).await;
         assert_eq!(lines(&effects.results), *expected, "{rows:?}");
         let counts = stream.counts();
-        assert_eq!(
-            (counts.late, counts.accepted),
-            (*late, rows.len() as u64),
-            "{rows:?}"
-        );
+        assert_eq!((counts.late, counts.accepted), (*late, rows.len() as u64), "{rows:?}");
         let returned: usize = effects.late.iter().map(|late| late.batch.num_rows()).sum();
         assert_eq!(returned as u64, *late);
         ledger_holds(&counts);
@@ -129,9 +96,7 @@ async fn a59_edges_belong_to_the_window_that_they_start() {
     ]
     .map(|(millis, v)| (millis * 1000, "a", v))
     .to_vec();
-    let mut results = feed(&mut stream, 0, micros(&rows, "good"), NOW)
-        .await
-        .results;
+    let mut results = feed(&mut stream, 0, micros(&rows, "good"), NOW).await.results;
     results.extend(drain(&mut stream).await.results);
     let texts: Vec<String> = results
         .iter()
@@ -150,12 +115,7 @@ async fn a59_edges_belong_to_the_window_that_they_start() {
     };
     assert_eq!(
         texts,
-        [
-            row(46, 1, "26.0"),
-            row(47, 1, "27.0"),
-            row(48, 2, "28.0,28.5"),
-            row(49, 2, "29.0,29.5")
-        ]
+        [row(46, 1, "26.0"), row(47, 1, "27.0"), row(48, 2, "28.0,28.5"), row(49, 2, "29.0,29.5")]
     );
     assert_eq!(results[0].window.unwrap().start, 1_541_152_486_000_000);
     assert_eq!(stream.counts().windowed, 6);
@@ -171,28 +131,13 @@ async fn a63_windows_close_whatever_the_filter_drops() {
     let rows: Vec<Row> = (0..10).map(|s| (ten_minutes_ago + s, "a", 1.0)).collect();
     let effects = feed(&mut stream, 0, batch(&rows), NOW).await;
     assert!(effects.results.is_empty());
-    assert_eq!(
-        (stream.counts().windowed, stream.counts().open_rows),
-        (9, 1)
-    );
+    assert_eq!((stream.counts().windowed, stream.counts().open_rows), (9, 1));
     assert_eq!(stream.next_deadline(NOW), Some(NOW + 30 * SECOND));
     drain(&mut stream).await;
-    assert_eq!(
-        (stream.counts().windowed, stream.counts().open_rows),
-        (10, 0)
-    );
-    let effects = feed(
-        &mut stream,
-        0,
-        batch(&[(NOW / SECOND + 99, "a", 101.0)]),
-        NOW,
-    )
-    .await;
+    assert_eq!((stream.counts().windowed, stream.counts().open_rows), (10, 0));
+    let effects = feed(&mut stream, 0, batch(&[(NOW / SECOND + 99, "a", 101.0)]), NOW).await;
     assert!(effects.results.is_empty());
-    assert_eq!(
-        lines(&drain(&mut stream).await.results),
-        ["1700000099 1 101 101 #1 good"]
-    );
+    assert_eq!(lines(&drain(&mut stream).await.results), ["1700000099 1 101 101 #1 good"]);
 }
 
 #[tokio::test]
@@ -202,23 +147,11 @@ async fn idle_sources_let_the_last_windows_close() {
     let mut stream = stream(spec, SUMS);
     let at = NOW / SECOND;
     assert_eq!(stream.next_deadline(NOW), None, "nothing is open");
-    let effects = feed(
-        &mut stream,
-        0,
-        batch(&[(at, "a", 1.0), (at + 20, "a", 2.0)]),
-        NOW,
-    )
-    .await;
+    let effects = feed(&mut stream, 0, batch(&[(at, "a", 1.0), (at + 20, "a", 2.0)]), NOW).await;
     assert!(effects.results.is_empty(), "b has not spoken");
     assert_eq!(stream.counts().watermark, None);
     // b is idle from 30 s after the start; a spoke at 10 s.
-    feed(
-        &mut stream,
-        0,
-        batch(&[(at + 21, "a", 3.0)]),
-        NOW + 10 * SECOND,
-    )
-    .await;
+    feed(&mut stream, 0, batch(&[(at + 21, "a", 3.0)]), NOW + 10 * SECOND).await;
     assert_eq!(stream.next_deadline(NOW), Some(NOW + 30 * SECOND));
     let effects = stream.apply(Event::Tick, NOW + 30 * SECOND).await.unwrap();
     assert_eq!(lines(&effects.results), ["1700000000 1 1 1 #1 good"]);
@@ -234,12 +167,7 @@ async fn idle_sources_let_the_last_windows_close() {
 async fn clock_steps_close_no_window_twice() {
     let mut stream = stream(spec(10, 0), SUMS);
     // No clock yet: 1970.
-    assert!(
-        feed(&mut stream, 0, batch(&[(5, "a", 1.0)]), 5 * SECOND)
-            .await
-            .results
-            .is_empty()
-    );
+    assert!(feed(&mut stream, 0, batch(&[(5, "a", 1.0)]), 5 * SECOND).await.results.is_empty());
     // The first sync, then an hour back, then past 2038.
     let effects = feed(&mut stream, 0, batch(&[(1_700_000_003, "a", 2.0)]), NOW).await;
     assert_eq!(lines(&effects.results), ["0 1 1 1 #1 good"]);
@@ -250,10 +178,7 @@ async fn clock_steps_close_no_window_twice() {
     assert_eq!(effects.late.len(), 1, "an hour behind: late, and said so");
     let effects = feed(&mut stream, 0, batch(&[(2_177_452_801, "a", 5.0)]), NOW).await;
     assert_eq!(lines(&effects.results), ["1700000000 2 5 2 #2 good"]);
-    let effects = stream
-        .apply(Event::Tick, 2_177_452_900 * SECOND)
-        .await
-        .unwrap();
+    let effects = stream.apply(Event::Tick, 2_177_452_900 * SECOND).await.unwrap();
     assert_eq!(lines(&effects.results), ["2177452800 1 5 5 #3 good"]);
     ledger_holds(&stream.counts());
 }
@@ -262,21 +187,11 @@ async fn clock_steps_close_no_window_twice() {
 async fn quality_is_the_worst_of_what_went_in() {
     let mut stream = stream(spec(10, 0), SUMS);
     let mut qualities = Vec::new();
-    for (second, quality) in [
-        (1, "good"),
-        (11, "bad"),
-        (21, "good"),
-        (22, "bad"),
-        (31, "uncertain"),
-    ] {
+    for (second, quality) in
+        [(1, "good"), (11, "bad"), (21, "good"), (22, "bad"), (31, "uncertain")]
+    {
         let rows = micros(&[(second * SECOND, "a", 1.0)], quality);
-        qualities.extend(
-            feed(&mut stream, 0, rows, NOW)
-                .await
-                .results
-                .iter()
-                .map(|r| r.quality),
-        );
+        qualities.extend(feed(&mut stream, 0, rows, NOW).await.results.iter().map(|r| r.quality));
     }
     qualities.extend(drain(&mut stream).await.results.iter().map(|r| r.quality));
     assert_eq!(qualities, ["good", "bad", "uncertain", "uncertain"]);
@@ -293,25 +208,14 @@ async fn four_failing_windows_do_not_stop_the_fifth() {
         assert!(effects.results.is_empty());
         assert_eq!(effects.failures.len(), usize::from(window > 0));
         for failure in effects.failures {
-            let StreamError::Query {
-                window: Some(bounds),
-                rows: 2,
-                error,
-            } = failure
-            else {
+            let StreamError::Query { window: Some(bounds), rows: 2, error } = failure else {
                 panic!("{failure:?}")
             };
             assert_eq!(bounds.start, (window - 1) * 10 * SECOND);
             assert!(error.message.contains("Divide by zero"), "{error:?}");
         }
     }
-    let effects = feed(
-        &mut stream,
-        0,
-        batch(&[(40, "a", 5.0), (50, "a", 1.0)]),
-        NOW,
-    )
-    .await;
+    let effects = feed(&mut stream, 0, batch(&[(40, "a", 5.0), (50, "a", 1.0)]), NOW).await;
     assert_eq!(effects.failures.len(), 1);
     assert_eq!(lines(&effects.results), ["40 1 5 2 #1 good"]);
     assert_eq!(stream.counts().failed, 8);
@@ -326,15 +230,9 @@ async fn a_stream_over_its_memory_fails_clearly_and_can_go_on() {
     let many: Vec<Row> = vec![(1, "a", 1.0); 500];
     feed(&mut stream, 0, batch(&many), NOW).await;
     let before = stream.progress();
-    let event = Event::Rows {
-        table: 0,
-        position: 500,
-        batch: batch(&[(2, "a", 1.0)]),
-    };
+    let event = Event::Rows { table: 0, position: 500, batch: batch(&[(2, "a", 1.0)]) };
     let error = stream.apply(event.clone(), NOW).await.unwrap_err();
-    let StreamError::Memory { held, max: 4096 } = error else {
-        panic!("{error:?}")
-    };
+    let StreamError::Memory { held, max: 4096 } = error else { panic!("{error:?}") };
     // 500 rows of 8 + (1 + 4) + (4 + 4) + 8 + 8 bytes and the window itself.
     assert!((500 * 37..500 * 37 + 1024).contains(&held), "{held}");
     assert_eq!(stream.progress(), before, "the event was not applied");
@@ -349,32 +247,19 @@ async fn what_breaks_the_contract_is_refused_and_changes_nothing() {
     let mut stream = stream(spec(10, 0), SUMS);
     let other = batch(&[(1, "a", 1.0)]).project(&[0, 1]).unwrap();
     for (table, batch) in [(0, other), (1, batch(&[(1, "a", 1.0)]))] {
-        let event = Event::Rows {
-            table,
-            position: 0,
-            batch,
-        };
+        let event = Event::Rows { table, position: 0, batch };
         let error = stream.apply(event, NOW).await.unwrap_err();
         assert!(matches!(error, StreamError::Input(_)), "{error:?}");
     }
     assert_eq!(stream.counts().accepted, 0);
-    let bad = StreamSpec {
-        window: Some(Window::Tumbling { size: 0, offset: 0 }),
-        ..spec(10, 0)
-    };
+    let bad = StreamSpec { window: Some(Window::Tumbling { size: 0, offset: 0 }), ..spec(10, 0) };
     let query = query(&spec(10, 0), SUMS);
-    assert!(matches!(
-        Stream::new(bad, query, NOW),
-        Err(StreamError::Input(_))
-    ));
+    assert!(matches!(Stream::new(bad, query, NOW), Err(StreamError::Input(_))));
 }
 
 #[tokio::test]
 async fn without_a_window_rows_pass_one_by_one() {
-    let spec = StreamSpec {
-        window: None,
-        ..spec(1, 0)
-    };
+    let spec = StreamSpec { window: None, ..spec(1, 0) };
     let mut stream = stream(spec, "SELECT device, v * 2 AS v FROM m WHERE v > 1");
     let good = micros(&[(1, "a", 1.0), (2, "b", 2.0), (3, "a", 3.0)], "good");
     let bad = micros(&[(4, "c", 4.0)], "bad");
@@ -386,35 +271,17 @@ async fn without_a_window_rows_pass_one_by_one() {
         .map(|r| (r.first_seq, r.batch.num_rows(), r.quality, r.window))
         .collect();
     assert_eq!(seen, [(1, 2, "good", None), (3, 1, "bad", None)]);
-    let values = effects.results[0]
-        .batch
-        .column(1)
-        .as_primitive::<Float64Type>()
-        .values()
-        .to_vec();
+    let values = effects.results[0].batch.column(1).as_primitive::<Float64Type>().values().to_vec();
     assert_eq!(values, [4.0, 6.0]);
     let counts = stream.counts();
-    assert_eq!(
-        (counts.accepted, counts.windowed, counts.filtered),
-        (4, 3, 1)
-    );
-    assert_eq!(
-        (counts.plans, counts.watermark, stream.next_deadline(NOW)),
-        (1, None, None)
-    );
+    assert_eq!((counts.accepted, counts.windowed, counts.filtered), (4, 3, 1));
+    assert_eq!((counts.plans, counts.watermark, stream.next_deadline(NOW)), (1, None, None));
     // Rows that were applied are not applied again.
-    let event = Event::Rows {
-        table: 0,
-        position: 3,
-        batch: bad,
-    };
+    let event = Event::Rows { table: 0, position: 3, batch: bad };
     assert!(stream.apply(event, NOW).await.unwrap().results.is_empty());
     assert_eq!(stream.counts().accepted, 4);
     let progress = stream.progress();
-    assert_eq!(
-        (progress.processed, progress.replay_from),
-        (vec![4], vec![4])
-    );
+    assert_eq!((progress.processed, progress.replay_from), (vec![4], vec![4]));
 }
 
 #[tokio::test]
@@ -424,32 +291,14 @@ async fn tables_share_the_window_and_an_absent_one_is_empty() {
     let sql = "SELECT window_start() AS s, count(*) AS n, sum(m.v) AS v, sum(o.v) AS l \
                FROM m LEFT JOIN o ON m.device = o.device";
     let mut stream = stream(spec, sql);
-    feed(
-        &mut stream,
-        0,
-        batch(&[(1, "a", 1.0), (2, "b", 2.0), (12, "a", 3.0)]),
-        NOW,
-    )
-    .await;
+    feed(&mut stream, 0, batch(&[(1, "a", 1.0), (2, "b", 2.0), (12, "a", 3.0)]), NOW).await;
     feed(&mut stream, 0, batch(&[(12, "b", 3.0)]), NOW).await;
-    let effects = feed(
-        &mut stream,
-        1,
-        batch(&[(3, "a", 10.0), (22, "a", 1.0)]),
-        NOW,
-    )
-    .await;
+    let effects = feed(&mut stream, 1, batch(&[(3, "a", 10.0), (22, "a", 1.0)]), NOW).await;
     // Table o came after m had passed 12 s, so its row of [0, 10) is late; the rest of m waits for
     // nobody but its own two devices and o's.
     assert_eq!(effects.late.len(), 1);
     assert_eq!(effects.late[0].table, 1);
-    let effects = feed(
-        &mut stream,
-        0,
-        batch(&[(30, "a", 0.0), (31, "b", 0.0)]),
-        NOW,
-    )
-    .await;
+    let effects = feed(&mut stream, 0, batch(&[(30, "a", 0.0), (31, "b", 0.0)]), NOW).await;
     assert_eq!(lines(&effects.results), ["10 2 6 0 #2 good"]);
 }
 
@@ -460,11 +309,5 @@ async fn a_stream_can_be_a_task() {
         value
     }
     let mut stream = send(stream(spec(1, 0), SUMS));
-    assert!(
-        send(stream.apply(Event::Tick, NOW))
-            .await
-            .unwrap()
-            .results
-            .is_empty()
-    );
+    assert!(send(stream.apply(Event::Tick, NOW)).await.unwrap().results.is_empty());
 }
