@@ -104,7 +104,9 @@ pub(crate) fn free_port() -> u16 {
     static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     let mut given = GIVEN.lock().expect("not poisoned");
     let given = given.get_or_insert_default();
-    let first = u16::try_from(std::process::id() % 10_000).expect("below 10,000") + 20_000;
+    // Runs side by side begin far from each other: a port is only ours once somebody listens.
+    let spread = u64::from(std::process::id()) * 7_919 % 12_000;
+    let first = u16::try_from(spread).expect("below 12,000") + 20_000;
     (first..32_000)
         .chain(20_000..first)
         .find(|port| !given.contains(port) && TcpListener::bind(("127.0.0.1", *port)).is_ok())
