@@ -212,4 +212,82 @@ mod tests {
             "has `{device}`, which stands for nothing"
         );
     }
+
+    #[test]
+    fn the_common_fields_are_judged_one_by_one() {
+        let good = || Common {
+            client_id: None,
+            username: None,
+            password: None,
+            qos: 1,
+            keep_alive: Span::from_secs(30),
+            max_packet: Bytes::new(256 << 10),
+            backoff_min: Span::from_secs(1),
+            backoff_max: Span::from_secs(300),
+        };
+        assert_eq!(good().problems(), []);
+        let secret = Secret::Env("P".to_owned());
+        for (common, field) in [
+            (Common { qos: 2, ..good() }, "qos"),
+            (
+                Common {
+                    client_id: Some(""),
+                    ..good()
+                },
+                "client_id",
+            ),
+            (
+                Common {
+                    password: Some(&secret),
+                    ..good()
+                },
+                "password",
+            ),
+            (
+                Common {
+                    keep_alive: Span::from_millis(999),
+                    ..good()
+                },
+                "keep_alive",
+            ),
+            (
+                Common {
+                    keep_alive: Span::from_secs(65_536),
+                    ..good()
+                },
+                "keep_alive",
+            ),
+            (
+                Common {
+                    max_packet: Bytes::new(255),
+                    ..good()
+                },
+                "max_packet",
+            ),
+            (
+                Common {
+                    max_packet: Bytes::new(256 << 20),
+                    ..good()
+                },
+                "max_packet",
+            ),
+            (
+                Common {
+                    backoff_min: Span::from_millis(0),
+                    ..good()
+                },
+                "backoff_min",
+            ),
+            (
+                Common {
+                    backoff_min: Span::from_secs(301),
+                    ..good()
+                },
+                "backoff_min",
+            ),
+        ] {
+            let problems = common.problems();
+            assert_eq!(problems.iter().map(|p| p.0).collect::<Vec<_>>(), [field]);
+        }
+    }
 }
