@@ -213,6 +213,8 @@ mod tests {
         );
     }
 
+    type Change<'a> = &'a dyn Fn(&mut Common<'a>);
+
     #[test]
     fn the_common_fields_are_judged_one_by_one() {
         let good = || Common {
@@ -227,65 +229,20 @@ mod tests {
         };
         assert_eq!(good().problems(), []);
         let secret = Secret::Env("P".to_owned());
-        for (common, field) in [
-            (Common { qos: 2, ..good() }, "qos"),
-            (
-                Common {
-                    client_id: Some(""),
-                    ..good()
-                },
-                "client_id",
-            ),
-            (
-                Common {
-                    password: Some(&secret),
-                    ..good()
-                },
-                "password",
-            ),
-            (
-                Common {
-                    keep_alive: Span::from_millis(999),
-                    ..good()
-                },
-                "keep_alive",
-            ),
-            (
-                Common {
-                    keep_alive: Span::from_secs(65_536),
-                    ..good()
-                },
-                "keep_alive",
-            ),
-            (
-                Common {
-                    max_packet: Bytes::new(255),
-                    ..good()
-                },
-                "max_packet",
-            ),
-            (
-                Common {
-                    max_packet: Bytes::new(256 << 20),
-                    ..good()
-                },
-                "max_packet",
-            ),
-            (
-                Common {
-                    backoff_min: Span::from_millis(0),
-                    ..good()
-                },
-                "backoff_min",
-            ),
-            (
-                Common {
-                    backoff_min: Span::from_secs(301),
-                    ..good()
-                },
-                "backoff_min",
-            ),
-        ] {
+        let changes: [(Change<'_>, &str); 9] = [
+            (&|c| c.qos = 2, "qos"),
+            (&|c| c.client_id = Some(""), "client_id"),
+            (&|c| c.password = Some(&secret), "password"),
+            (&|c| c.keep_alive = Span::from_millis(999), "keep_alive"),
+            (&|c| c.keep_alive = Span::from_secs(65_536), "keep_alive"),
+            (&|c| c.max_packet = Bytes::new(255), "max_packet"),
+            (&|c| c.max_packet = Bytes::new(256 << 20), "max_packet"),
+            (&|c| c.backoff_min = Span::from_millis(0), "backoff_min"),
+            (&|c| c.backoff_min = Span::from_secs(301), "backoff_min"),
+        ];
+        for (change, field) in changes {
+            let mut common = good();
+            change(&mut common);
             let problems = common.problems();
             assert_eq!(problems.iter().map(|p| p.0).collect::<Vec<_>>(), [field]);
         }
