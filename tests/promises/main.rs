@@ -21,6 +21,7 @@ mod demo_loses_nothing;
 mod dependencies_stay_as_decided;
 mod examples_check_and_their_tests_pass;
 mod file_sink_lines_are_whole;
+mod full_outboxes_do_what_was_asked;
 mod keeps_polling_while_uplink_is_down;
 mod mqtt_input_survives_what_comes;
 mod no_duplicates_without_faults;
