@@ -103,7 +103,7 @@ impl Mosquitto {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        timeout(Duration::from_secs(60), ended).await.expect("mosquitto_pub ends");
+        timeout(Duration::from_mins(1), ended).await.expect("mosquitto_pub ends");
     }
 }
 
@@ -226,31 +226,32 @@ async fn a_frozen_broker_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_feed_of_20_in_flight_is_not_throttled() {
-    // mosquitto's default, and a batch that would linger for 5 s.
+    // mosquitto's default, and batches that would linger for 5 s. The first 20 come alone; then
+    // mosquitto 2.0.11 lets 20 more go for each acknowledgement while messages are queued, and to a
+    // session that it resumes it sends all. The scripted broker keeps to 20 throughout.
     let broker = Mosquitto::start("max_queued_messages 0").await;
     let count = 10_000usize;
     let fields = json!({ "linger": "5s" });
     let mut south = south(&broker.url(), &fields);
-    south.connect().await.unwrap();
-    // The broker keeps what comes while nobody is connected.
-    drop(south);
-    let lines: String = (0..count).map(|n| format!("{{\"n\":{n}}}\n")).collect();
-    broker.publish(&lines).await;
-
-    let mut south = crate::broker::south(&broker.url(), &fields);
     let mut rows = table(&south);
-    let start = Instant::now();
     south.connect().await.unwrap();
-    let mut got = Vec::new();
+    let lines: Vec<String> = (0..count).map(|n| format!("{{\"n\":{n}}}\n")).collect();
+    broker.publish(&lines.concat()).await;
+
+    let start = Instant::now();
+    let (mut got, mut first) = (Vec::new(), None);
     // The rows of the read after these are not settled: the broker offers them again.
     while got.len() < count - 1_000 {
         let receipt = south.read(&mut rows).await.unwrap().expect("a receipt");
-        got.extend(numbers(&mut rows));
+        let batch = numbers(&mut rows);
+        first = first.or(Some(batch.len()));
+        got.extend(batch);
         south.settle(receipt).await.unwrap();
     }
     let rate = got.len() as f64 / start.elapsed().as_secs_f64();
-    println!("in: QoS 1, 20 in flight: {rate:.0} messages/s");
+    println!("in: QoS 1: {rate:.0} messages/s");
     assert!(rate > 200.0, "{rate:.0} messages/s");
+    assert!(first <= Some(20), "{first:?}");
     south.read(&mut rows).await.unwrap().expect("a receipt");
     assert!(!numbers(&mut rows).is_empty());
     drop(south);
@@ -262,7 +263,6 @@ async fn a_feed_of_20_in_flight_is_not_throttled() {
         got.extend(numbers(&mut rows));
         south.settle(receipt).await.unwrap();
     }
-    assert!(got.len() <= count + 20, "only what was in flight comes again: {}", got.len());
     let mut seen = HashSet::new();
     got.retain(|n| seen.insert(*n));
     assert!(got == (0..i64::try_from(count).unwrap()).collect::<Vec<_>>());
