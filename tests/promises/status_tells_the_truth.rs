@@ -82,6 +82,19 @@ fn assert_grows(ledger: &Value, newest: &mut BTreeMap<String, u64>) {
     }
 }
 
+/// In a new store, what a sink has delivered since the start is part of what was put into its outbox.
+fn assert_holds_what_was_delivered(status: &Value) {
+    for name in ["disk", "nobody"] {
+        let delivered = count(status, "sinks", name, "delivered");
+        let hop = part(&status["ledger"], "sinks", name);
+        let results = hop["results"].as_u64().expect("a count");
+        assert!(
+            results >= delivered,
+            "{delivered} of {name} are delivered, and the ledger says {hop}"
+        );
+    }
+}
+
 #[test]
 fn every_hop_adds_up() {
     let scratch = Scratch::new("ledger");
@@ -91,6 +104,7 @@ fn every_hop_adds_up() {
     gateway.wait_status("three windows", secs(30), |status| {
         assert_adds_up(&status["ledger"]);
         assert_grows(&status["ledger"], &mut newest.borrow_mut());
+        assert_holds_what_was_delivered(status);
         let windows = count(status, "streams", "windows", "results");
         let dropped = sum(&part(&status["ledger"], "sinks", "nobody")["dropped"]);
         (windows >= 3 && dropped >= 10).then_some(())
