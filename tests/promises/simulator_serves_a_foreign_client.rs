@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{Program, Scratch, python, repository, secs, tidegate, wait_for};
+use crate::harness::{Program, Scratch, command, python, repository, secs, tidegate, wait_for};
 
 #[test]
 fn pymodbus_reads_the_plant() {
     let scratch = Scratch::new("sim");
     let out = scratch.join("stdout");
-    let mut command = Command::new(tidegate());
+    let mut command = command(tidegate());
     command.arg("sim").arg(repository().join("board-configs/sim/plant.yaml"));
     command.stdin(Stdio::null()).stdout(File::create(&out).expect("a file"));
     let mut sim = Program::start("tidegate sim", &mut command, &scratch.join("stderr"));

@@ -2,11 +2,11 @@
 
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use super::{Program, Scratch, free_port, program, secs, wait_until};
+use super::{Program, Scratch, command, free_port, program, secs, wait_until};
 
 /// A broker on loopback that keeps nothing on disk.
 pub(crate) struct Broker {
@@ -41,7 +41,7 @@ impl Broker {
     /// Starts it, as it was configured, with nothing remembered.
     pub(crate) fn restart(&mut self) {
         assert!(self.process.is_none(), "the broker runs already");
-        let mut command = Command::new(program("mosquitto"));
+        let mut command = command(program("mosquitto"));
         command.arg("-c").arg(&self.config).stdin(Stdio::null()).stdout(Stdio::null());
         self.process = Some(Program::start("mosquitto", &mut command, &self.log));
         wait_until("mosquitto to listen", secs(10), || {

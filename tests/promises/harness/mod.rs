@@ -5,6 +5,7 @@
 //! fails.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -163,6 +164,14 @@ pub(crate) fn program(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is not installed: `make setup` installs it"))
 }
 
+/// A command for [`Program::start`]: the system kills it with the test's thread, so that nothing runs
+/// on where the test itself is killed.
+pub(crate) fn command(path: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program("setpriv"));
+    command.args(["--pdeathsig", "KILL", "--"]).arg(path);
+    command
+}
+
 /// A program that runs until its end, or until this is dropped.
 pub(crate) struct Program {
     name: &'static str,
@@ -235,7 +244,7 @@ pub(crate) struct Ended {
 /// Runs the binary under test to its end, at most for `limit`.
 pub(crate) fn run(arguments: &[&str], limit: Duration) -> Ended {
     let scratch = Scratch::new("run");
-    let mut command = Command::new(tidegate());
+    let mut command = command(tidegate());
     let out = scratch.join("stdout");
     command.args(arguments).stdin(Stdio::null()).stdout(File::create(&out).expect("a file"));
     let mut program = Program::start("tidegate", &mut command, &scratch.join("stderr"));
