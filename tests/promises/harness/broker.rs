@@ -28,10 +28,12 @@ impl Broker {
     /// Chooses a port that nobody listens on yet.
     pub(crate) fn prepare(scratch: &Scratch, settings: &str) -> Self {
         let port = free_port();
+        // `user root` has no effect but for root: a change of user would undo the parent's death
+        // signal, and the broker would outlive a test that is killed.
         let config = scratch.file(
             "mosquitto.conf",
             format!(
-                "listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n\
+                "listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\nuser root\n\
                  max_queued_messages 0\nlog_type error\nlog_type warning\nlog_type notice\n{settings}\n"
             ),
         );
