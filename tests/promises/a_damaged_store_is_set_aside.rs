@@ -107,14 +107,8 @@ fn a51_bits_that_flipped() {
 /// Flips the lowest bit of the digit that follows `text` where it stands for the `nth` time: the
 /// record is JSON as before, with another number.
 fn falsify(bytes: &mut [u8], text: &[u8], nth: usize) {
-    let places = bytes
-        .windows(text.len())
-        .enumerate()
-        .filter(|(_, window)| *window == text);
-    let place = places
-        .map(|(place, _)| place)
-        .nth(nth)
-        .expect("records in plain text");
+    let places = bytes.windows(text.len()).enumerate().filter(|(_, window)| *window == text);
+    let place = places.map(|(place, _)| place).nth(nth).expect("records in plain text");
     bytes[place + text.len()] ^= 1;
 }
 
@@ -128,9 +122,7 @@ fn a51_a_record_that_changed_is_not_delivered() {
         (count(status, "sinks", "nobody", "buffered_records") >= 1_000).then_some(())
     });
     assert_eq!(gateway.stop().code, Some(0));
-    let [store] = &files(&scratch)[..] else {
-        panic!("not one file: {:?}", files(&scratch))
-    };
+    let [store] = &files(&scratch)[..] else { panic!("not one file: {:?}", files(&scratch)) };
     let mut bytes = fs::read(store).expect("the store");
     for nth in [100, 300, 500] {
         falsify(&mut bytes, b"\"proof\":", nth);
@@ -148,33 +140,17 @@ fn a51_a_record_that_changed_is_not_delivered() {
             let (results, delivered) = (hop["results"].as_u64()?, hop["delivered"].as_u64()?);
             (buffered < 50 && delivered >= 500).then_some((results, dropped))
         });
-    assert!(
-        results >= 1_000,
-        "the ledger goes on after a restart: {results}"
-    );
+    assert!(results >= 1_000, "the ledger goes on after a restart: {results}");
     // Three records changed; how many share their fate is a matter of how they are stored.
     let corrupt = dropped["corrupt"].as_u64().unwrap_or(0);
-    assert!(
-        (3..=results / 2).contains(&corrupt),
-        "counted as lost: {dropped}"
-    );
+    assert!((3..=results / 2).contains(&corrupt), "counted as lost: {dropped}");
     let status = gateway.status();
-    assert!(
-        status["store"]["corrupt_records"]
-            .as_u64()
-            .is_some_and(|n| n >= 1),
-        "{status:#}"
-    );
+    assert!(status["store"]["corrupt_records"].as_u64().is_some_and(|n| n >= 1), "{status:#}");
     assert_eq!(gateway.stop().code, Some(0));
 
     let records = of_stream(&far_side.records(), "rows");
     for record in &records {
-        assert_eq!(
-            record.int("proof"),
-            record.int("n") * 7 + 3,
-            "{}",
-            record.text
-        );
+        assert_eq!(record.int("proof"), record.int("n") * 7 + 3, "{}", record.text);
     }
     // The same store, the same epoch: nothing that is sound was given up with what was not.
     let epochs: std::collections::BTreeSet<_> = records.iter().map(|r| r.id_parts().1).collect();

@@ -49,17 +49,12 @@ fn with_policy(when_full: &str) -> (Vec<i64>, u64) {
     gateway.wait_up();
     let mut client = Client::connect(source.port, "near-side").expect("a broker");
     for n in 1..=200 {
-        client
-            .publish("in", format!("{{\"n\": {n}}}").as_bytes())
-            .expect("a broker");
+        client.publish("in", format!("{{\"n\": {n}}}").as_bytes()).expect("a broker");
     }
     gateway.wait_status("the bound", secs(20), |status| {
         let waiting = count(status, "sinks", "full", "buffered_records");
         // A stream is held up once the bound is reached: the commit that reached it is whole.
-        assert!(
-            waiting <= 50 || when_full == "block",
-            "{waiting} records wait"
-        );
+        assert!(waiting <= 50 || when_full == "block", "{waiting} records wait");
         (waiting >= 50).then_some(())
     });
     // The other sink goes on.
@@ -86,10 +81,7 @@ fn with_policy(when_full: &str) -> (Vec<i64>, u64) {
     if when_full == "block" {
         assert_complete(&rows, "n", 1, 200);
     }
-    (
-        first_arrivals(&rows, "n"),
-        dropped["bound"].as_u64().unwrap_or(0),
-    )
+    (first_arrivals(&rows, "n"), dropped["bound"].as_u64().unwrap_or(0))
 }
 
 #[test]

@@ -68,16 +68,10 @@ fn assert_adds_up(ledger: &Value) {
 
 /// What was once counted stays counted: the whole of each hop never becomes less.
 fn assert_grows(ledger: &Value, newest: &mut BTreeMap<String, u64>) {
-    let wholes = [
-        ("sources", "read"),
-        ("streams", "accepted"),
-        ("sinks", "results"),
-    ];
+    let wholes = [("sources", "read"), ("streams", "accepted"), ("sinks", "results")];
     for (hops, whole) in wholes {
         for hop in ledger[hops].as_array().expect("a hop") {
-            let name = ["device", "stream", "sink"]
-                .iter()
-                .find_map(|key| hop[key].as_str());
+            let name = ["device", "stream", "sink"].iter().find_map(|key| hop[key].as_str());
             let name = format!("{hops} {}", name.expect("a name"));
             let count = hop[whole].as_u64().expect("a count");
             let before = newest.insert(name, count).unwrap_or(0);

@@ -90,12 +90,7 @@ fn at_any_moment_of_its_start() {
     let far_side = Subscriber::start(broker.port, "#", None);
     far_side.wait_subscribed();
     let config = config(&scratch, broker.port);
-    for (round, signal) in [Signal::TERM, Signal::INT]
-        .into_iter()
-        .cycle()
-        .take(10)
-        .enumerate()
-    {
+    for (round, signal) in [Signal::TERM, Signal::INT].into_iter().cycle().take(10).enumerate() {
         let mut gateway = Gateway::start(&scratch, &config);
         wait_until("the store to be opened", secs(10), || {
             gateway.log().matches("store opened").count() == round + 1
@@ -103,12 +98,7 @@ fn at_any_moment_of_its_start() {
         let pause = u64::try_from(round).expect("small") * 15;
         std::thread::sleep(std::time::Duration::from_millis(pause));
         gateway.signal(signal);
-        assert_eq!(
-            gateway.wait(secs(6)),
-            Some(0),
-            "round {round}: {}",
-            gateway.log()
-        );
+        assert_eq!(gateway.wait(secs(6)), Some(0), "round {round}: {}", gateway.log());
     }
     // What the ten starts generated is in order and without a gap.
     let mut gateway = Gateway::start(&scratch, &config);
