@@ -12,10 +12,12 @@ use std::time::Duration;
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use tidegate_drivers::north::{Encode, Envelope, Int64Style};
+use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::encode::{JsonOptions, Meta, json_rows};
 use tidegate_engine::store::{Commit, OutboxRows, Store, StreamProgress};
 use tidegate_engine::{Counts, Effects, Event, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use crate::clock::SharedClock;
 use crate::supervisor::{Exit, Health, Part};
@@ -73,6 +75,44 @@ pub struct StreamPart {
     pub shown: watch::Sender<Option<Counts>>,
     /// The part's state, for failures that do not end it.
     pub health: Arc<Health>,
+    /// The feeds among the stream's sources whose far side keeps what it could not send.
+    pub feeds: Vec<Arc<Stats>>,
+    /// After how long a silent source is idle.
+    pub idle_after: Duration,
+}
+
+/// How often a stream looks whether its feeds are connected, and whether it was held up itself.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// A wait that took so much longer than it should have says that the process was stopped or starved:
+/// nobody could have been heard meanwhile.
+const STALL_MIN: Duration = Duration::from_secs(2);
+
+/// Knows whether silence of the sources means anything.
+#[derive(Default)]
+struct Listening {
+    looked: Option<Instant>,
+    /// When a feed was last seen without its connection, or the process was held up.
+    deaf: Option<Instant>,
+}
+
+impl Listening {
+    /// Tells the stream whether it may follow the clock. After an outage it may again when the
+    /// connection has been there for `idle_after`: what was kept has come by then.
+    fn look(&mut self, stream: &mut Stream, feeds: &[Arc<Stats>], idle_after: Duration) {
+        let now = Instant::now();
+        if let Some(looked) = self.looked.replace(now) {
+            let stall = (now - looked).saturating_sub(HEARTBEAT);
+            if stall > STALL_MIN {
+                stream.forgive(i64::try_from(stall.as_micros()).unwrap_or(i64::MAX));
+                self.deaf = Some(now);
+            }
+        }
+        if feeds.iter().any(|feed| feed.state() != LinkState::Up) {
+            self.deaf = Some(now);
+        }
+        stream.hold(self.deaf.is_some_and(|deaf| now - deaf < idle_after));
+    }
 }
 
 /// Batches that are taken from the queue into one commit at most.
@@ -166,19 +206,17 @@ impl StreamPart {
 
     async fn work(&mut self, stream: &mut Stream) -> Result<(), String> {
         let mut gathered = Vec::with_capacity(GATHER_MAX);
+        let mut listening = Listening::default();
         loop {
+            listening.look(stream, &self.feeds, self.idle_after);
             let now = self.clock.now();
-            let pause = stream.next_deadline(now).map(|at| at.saturating_sub(now).max(0));
-            let tick = async {
-                match pause {
-                    Some(pause) => {
-                        tokio::time::sleep(Duration::from_micros(pause.unsigned_abs())).await;
-                    }
-                    None => std::future::pending().await,
-                }
-            };
+            let due = stream.next_deadline(now).map(|at| at.saturating_sub(now).max(0));
+            let due = due.map(|micros| Duration::from_micros(micros.unsigned_abs()));
+            let pause = due.map_or(HEARTBEAT, |due| due.min(HEARTBEAT));
             let mut commit = Commit { wait: self.sync_each, ..Commit::default() };
             tokio::select! {
+                // Rows that are there come before time that has passed.
+                biased;
                 count = self.queue.recv_many(&mut gathered, GATHER_MAX) => {
                     if count == 0 {
                         return Ok(());
@@ -189,7 +227,13 @@ impl StreamPart {
                         self.rows(stream, rows, &mut commit).await?;
                     }
                 }
-                () = tick => self.apply(stream, Event::Tick, &mut commit).await?,
+                () = tokio::time::sleep(pause) => {
+                    listening.look(stream, &self.feeds, self.idle_after);
+                    if due.is_none_or(|due| due > pause) {
+                        continue;
+                    }
+                    self.apply(stream, Event::Tick, &mut commit).await?;
+                }
             }
             self.submit(stream, commit).await?;
         }

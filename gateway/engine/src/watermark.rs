@@ -36,6 +36,8 @@ pub(crate) struct Watermark {
     index: Vec<HashMap<Box<str>, usize>>,
     /// Whether there ever was a source; with none, the clock is not followed.
     known: bool,
+    /// Whether the clock is not followed for now.
+    held: bool,
     /// Least mark of the active sources; `None` while there is none, or one without a mark.
     low: Option<i64>,
     /// How many active sources stand at `low`.
@@ -52,6 +54,7 @@ impl Watermark {
             sources: Vec::new(),
             index: vec![HashMap::new(); tables],
             known: false,
+            held: false,
             low: None,
             holders: 0,
             current: None,
@@ -80,8 +83,22 @@ impl Watermark {
         &self.sources
     }
 
-    /// Lets time pass: sources become idle, and the clock is followed when all are.
-    pub(crate) fn advance(&mut self, now: i64) {
+    /// While held, the clock is not followed: a source whose connection is down is silent for
+    /// another reason than having nothing to say, and what it has to say may come later.
+    pub(crate) fn hold(&mut self, held: bool) {
+        self.held = held;
+    }
+
+    /// Takes `span` for time in which nobody could have been heard, such as a stopped process.
+    pub(crate) fn forgive(&mut self, span: i64) {
+        for source in &mut self.sources {
+            source.last_seen = source.last_seen.saturating_add(span);
+        }
+    }
+
+    /// Lets time pass, without anybody becoming idle by it yet: rows that are at hand show first
+    /// that their source lives.
+    pub(crate) fn look_at_clock(&mut self, now: i64) {
         if now < self.now {
             let back = self.now.saturating_sub(now);
             for source in &mut self.sources {
@@ -89,6 +106,11 @@ impl Watermark {
             }
         }
         self.now = now;
+    }
+
+    /// Lets time pass: sources become idle, and the clock is followed when all are.
+    pub(crate) fn advance(&mut self, now: i64) {
+        self.look_at_clock(now);
         let mut changed = false;
         for source in &mut self.sources {
             if source.active && now.saturating_sub(source.last_seen) >= self.idle_after {
@@ -102,7 +124,7 @@ impl Watermark {
         if changed {
             self.settle();
         }
-        if self.known && self.sources.iter().all(|source| !source.active) {
+        if self.known && !self.held && self.sources.iter().all(|source| !source.active) {
             self.raise(now.saturating_sub(self.lateness));
         }
     }
@@ -159,7 +181,7 @@ impl Watermark {
 
     /// When the clock, followed because all sources are idle, brings the watermark to `time`.
     pub(crate) fn clock_reaches(&self, time: i64) -> Option<i64> {
-        self.known.then(|| time.saturating_add(self.lateness))
+        (self.known && !self.held).then(|| time.saturating_add(self.lateness))
     }
 
     fn settle(&mut self) {

@@ -132,15 +132,20 @@ impl Stream {
     /// event was not applied, but time has passed.
     pub async fn apply(&mut self, event: Event, now: i64) -> Result<Effects, StreamError> {
         let mut effects = Effects::default();
-        self.watermark.advance(now);
+        self.watermark.look_at_clock(now);
         let waiting = match event {
             Event::Rows { table, position, batch } | Event::Replay { table, position, batch } => {
                 let arrival = Arrival { table, position, columns: self.admit(table, &batch)? };
+                // They live: nothing that they bring is late for not having been heard until now.
+                for device in arrival.columns.sources() {
+                    self.watermark.source(table, device);
+                }
                 self.refill(arrival)?
             }
             Event::Replayed => self.end_refill(true),
             Event::Tick => Vec::new(),
         };
+        self.watermark.advance(now);
         for arrival in waiting {
             if self.spec.window.is_some() {
                 self.assign(&arrival, &mut effects)?;
@@ -197,6 +202,18 @@ impl Stream {
             plans: self.query.plans(),
             ..self.counts
         }
+    }
+
+    /// While held, the stream does not follow the clock when all its sources are silent: one of them
+    /// has no connection, and what it has to say comes later.
+    pub fn hold(&mut self, held: bool) {
+        self.watermark.hold(held);
+    }
+
+    /// Takes `span` microseconds for time in which no source could have been heard, such as while
+    /// the process was stopped: nobody becomes idle by it.
+    pub fn forgive(&mut self, span: i64) {
+        self.watermark.forgive(span);
     }
 
     /// When a `Tick` could next change something, not before `now`; `None` where only rows can,

@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, StringArray, UInt32Array};
+use arrow::array::{Array, AsArray, StringArray, UInt32Array, new_null_array};
 use arrow::compute::{cast, concat_batches, take_record_batch};
-use arrow::datatypes::{DataType, TimeUnit, TimestampMicrosecondType};
+use arrow::datatypes::{DataType, Field, TimeUnit, TimestampMicrosecondType};
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
 
@@ -37,17 +37,25 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Checks `batch` against its table's schema.
+    /// Takes `batch` for rows of `table`. Rows that were logged under an older configuration are
+    /// brought to the table's columns: by name, converted where that is possible, null where the
+    /// table has a column that they do not.
     pub(super) fn new(table: &TableSchema, batch: &RecordBatch) -> Result<Self, StreamError> {
         let input = |what: String| StreamError::Input(format!("table `{}`: {what}", table.name));
         let same = |(a, b): (&Arc<_>, &Arc<_>)| {
-            let (a, b): (&arrow::datatypes::Field, &arrow::datatypes::Field) = (a, b);
+            let (a, b): (&Field, &Field) = (a, b);
             a.name() == b.name() && a.data_type() == b.data_type()
         };
         let (ours, theirs) = (table.schema.fields(), batch.schema());
-        if ours.len() != theirs.fields().len() || !ours.iter().zip(theirs.fields()).all(same) {
-            return Err(input(format!("a batch has columns {theirs}, not those of its table")));
-        }
+        let adapted;
+        let batch = if ours.len() == theirs.fields().len()
+            && ours.iter().zip(theirs.fields()).all(same)
+        {
+            batch
+        } else {
+            adapted = adapt(table, batch).map_err(|error| input(error.to_string()))?;
+            &adapted
+        };
         let time = time_column(table)?;
         if batch.column(time).null_count() > 0 {
             return Err(input(format!("column `{}` has nulls", table.time_column)));
@@ -74,6 +82,12 @@ impl Columns {
 
     pub(super) fn len(&self) -> usize {
         self.batch.num_rows()
+    }
+
+    /// The sources that have rows here, each once for each run of its rows.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &str> {
+        let first = |row: &usize| *row == 0 || self.device(*row) != self.device(*row - 1);
+        (0..self.len()).filter(first).map(|row| self.device(row))
     }
 
     pub(super) fn batch(&self) -> &RecordBatch {
@@ -331,4 +345,17 @@ fn bytes_of(batch: &RecordBatch) -> usize {
         column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size())
     });
     sizes.sum()
+}
+
+/// Brings rows of another form of the table to its columns. A point whose values cannot be
+/// converted is null. Fails where `time` or another column without nulls cannot be had.
+fn adapt(table: &TableSchema, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+    let column = |field: &Arc<Field>| {
+        let converted = batch
+            .column_by_name(field.name())
+            .and_then(|column| cast(column, field.data_type()).ok());
+        converted.unwrap_or_else(|| new_null_array(field.data_type(), batch.num_rows()))
+    };
+    let columns = table.schema.fields().iter().map(column).collect();
+    RecordBatch::try_new(Arc::clone(&table.schema), columns)
 }
