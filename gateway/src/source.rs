@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{Backoff, seed};
 use crate::batch::Batcher;
+use crate::progress::Pulse;
 use crate::supervisor::{Exit, Part, Said};
 use crate::table::Arrival;
 
@@ -40,6 +41,8 @@ pub struct SourceCounts {
     pub refused_overload: AtomicU64,
     /// Rows that did not fit the table's schema: a bug of the driver.
     pub refused_schema: AtomicU64,
+    /// `seq` of the next row: a source that takes this one's place goes on there.
+    pub next_seq: AtomicU64,
     /// Event time of the last row, and when it was handed over.
     pub last_row: Mutex<Option<(i64, Instant)>>,
 }
@@ -69,8 +72,12 @@ pub struct Source {
     pub when_busy: WhenBusy,
     /// Shortest and longest pause between two attempts to connect.
     pub pauses: (Duration, Duration),
+    /// Whether reading may rightly take for ever: a feed, as against a polled device.
+    pub listens: bool,
     /// The source's ledger.
     pub counts: Arc<SourceCounts>,
+    /// Beats with each step.
+    pub pulse: Arc<Pulse>,
     /// Ends reading.
     pub stop: CancellationToken,
     /// Receipts whose rows are not durable yet, in order.
@@ -124,7 +131,7 @@ impl Part for Source {
                         tracing::debug!(device = self.name, error, ?pause, "no connection again");
                     }
                     tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
+                        () = self.pulse.waiting(tokio::time::sleep(pause)) => {}
                         () = self.stop.cancelled() => return Exit::Done,
                     }
                 }
@@ -140,25 +147,33 @@ impl Source {
             result = self.south.connect() => result?,
             () = self.stop.cancelled() => return Ok(()),
         }
+        self.pulse.beat();
         tracing::info!(device = self.name, "connected");
         loop {
+            let read = async {
+                let read = self.south.read(&mut self.rows);
+                if self.listens { self.pulse.waiting(read).await } else { read.await }
+            };
             tokio::select! {
-                           biased;
-                           () = self.stop.cancelled() => return self.finish().await,
-                           settled = self.unsettled.next() => {
-                               let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
-                               self.south.settle(receipt).await?;
-                           }
-                           read = self.south.read(&mut self.rows) => match read {
-                               Ok(receipt) => {
-                                   backoff.reset();
-            said.reset();
-                                   self.hand_over(receipt).await;
-                               }
-                               Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
-                               Err(fault) => return Err(fault),
-                           },
-                       }
+                biased;
+                () = self.stop.cancelled() => return self.finish().await,
+                settled = self.unsettled.next() => {
+                    let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
+                    self.south.settle(receipt).await?;
+                }
+                read = read => {
+                    self.pulse.beat();
+                    match read {
+                        Ok(receipt) => {
+                            backoff.reset();
+                            said.reset();
+                            self.hand_over(receipt).await;
+                        }
+                        Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
+                        Err(fault) => return Err(fault),
+                    }
+                }
+            }
         }
     }
 
@@ -195,6 +210,7 @@ impl Source {
                 return;
             }
         };
+        self.counts.next_seq.store(self.batcher.next_seq(), Ordering::Relaxed);
         let last = batch.column(0).as_primitive::<TimestampMicrosecondType>().values().last();
         *self.counts.last_row.lock().unwrap_or_else(PoisonError::into_inner) =
             last.map(|micros| (*micros, Instant::now()));
@@ -207,7 +223,7 @@ impl Source {
         };
         let arrival = Arrival { batch, ticket };
         let taken = match self.when_busy {
-            WhenBusy::Wait => self.table.send(arrival).await.is_ok(),
+            WhenBusy::Wait => self.pulse.waiting(self.table.send(arrival)).await.is_ok(),
             WhenBusy::Drop => self.table.try_send(arrival).is_ok(),
         };
         let ledger = if taken { &self.counts.accepted } else { &self.counts.refused_overload };
