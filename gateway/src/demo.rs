@@ -24,14 +24,17 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
-use crate::build::{Running, Surroundings, start};
+use crate::build::Surroundings;
 use crate::cable::Cable;
 use crate::cli::FAILURE;
 use crate::cli::check::fail;
 use crate::cli::run::{Doors, runtimes};
 use crate::clock::SystemClock;
+use crate::control::Desk;
 use crate::keys::{Keys, read_keys};
+use crate::logs::Levels;
 use crate::planner::EnginePlanner;
+use crate::running::{Running, start};
 
 /// What the demo takes from the command line.
 #[derive(Debug, Clone, clap::Args)]
@@ -104,13 +107,13 @@ const DRAIN_MAX: Duration = Duration::from_mins(1);
 const ARRIVE_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the demo. Exit code 1 when a reading was lost.
-pub fn demo(args: &DemoArgs) -> u8 {
+pub fn demo(args: &DemoArgs, levels: Levels) -> u8 {
     let (io, compute) = match runtimes() {
         Ok(runtimes) => runtimes,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),
     };
     let dir = std::env::temp_dir().join(format!("tidegate-demo-{}", std::process::id()));
-    let code = match io.block_on(play(args, &dir, compute.handle().clone())) {
+    let code = match io.block_on(play(args, &dir, levels, compute.handle().clone())) {
         Ok(ledger) if ledger.lost == 0 => 0,
         Ok(_) => FAILURE,
         Err(error) => fail(error),
@@ -126,6 +129,7 @@ pub fn demo(args: &DemoArgs) -> u8 {
 async fn play(
     args: &DemoArgs,
     dir: &Path,
+    levels: Levels,
     compute: tokio::runtime::Handle,
 ) -> anyhow::Result<DemoLedger> {
     let sim = Sim::start(plant_document()?).await?;
@@ -146,11 +150,12 @@ async fn play(
         clock: Arc::new(SystemClock),
         environment: Arc::new(ProcessEnvironment),
         compute,
-        warnings: Vec::new(),
     };
-    let mut running = start(&document, &around)?;
+    let grace = document.gateway.shutdown_grace.duration();
+    let mut running = start(document, around)?;
     let quit = CancellationToken::new();
-    let mut doors = Doors::open(&document, &running, &quit);
+    let desk = Desk { quit: quit.clone(), requests: None, levels };
+    let mut doors = Doors::open(&running, desk);
     let screen = Screen { format: args.format };
     screen.head(
         plant,
@@ -165,7 +170,7 @@ async fn play(
     cable.plug();
     screen.say("polling stops; the outbox drains");
     let ledger = settle(&mut running, sim, &mut subscriber, &screen).await;
-    running.shutdown(document.gateway.shutdown_grace.duration()).await?;
+    running.shutdown(grace).await?;
     doors.close().await;
     drop(subscriber);
     drop(cable);

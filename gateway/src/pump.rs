@@ -13,6 +13,7 @@ use tidegate_engine::store::{OutboxRow, Store};
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{Backoff, seed};
+use crate::progress::Pulse;
 use crate::supervisor::{Exit, Part, Said};
 
 /// The ledger of one sink beside what the store counts.
@@ -42,6 +43,8 @@ pub struct Pump {
     pub gateway: String,
     /// The sink's ledger.
     pub counts: Arc<SinkCounts>,
+    /// Beats with each step.
+    pub pulse: Arc<Pulse>,
 }
 
 /// Bytes of one delivery at most: what a pump holds in memory.
@@ -68,7 +71,7 @@ impl Part for Pump {
                         tracing::debug!(sink = &*self.name, error, ?pause, "no connection again");
                     }
                     tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
+                        () = self.pulse.waiting(tokio::time::sleep(pause)) => {}
                         () = self.stop.cancelled() => return Exit::Done,
                     }
                 }
@@ -84,19 +87,22 @@ impl Pump {
             result = self.north.connect() => result?,
             () = self.stop.cancelled() => return Ok(()),
         }
+        self.pulse.beat();
         tracing::info!(sink = &*self.name, "connected");
         let mut cursor = self.store.cursor(&self.name);
         let mut refusals = 0;
         loop {
+            let next = self.store.next(&self.name, cursor, self.rows_max, DELIVERY_BYTES_MAX);
             let rows = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return Ok(()),
-                rows = self.store.next(&self.name, cursor, self.rows_max, DELIVERY_BYTES_MAX) => {
+                rows = self.pulse.waiting(next) => {
                     rows.map_err(|e| Fault::Link(format!("store: {e}")))?
                 }
             };
             let payloads: Vec<Payload> = rows.iter().map(|row| self.payload(row)).collect();
             let Delivered { count, fault } = self.north.deliver(&payloads).await;
+            self.pulse.beat();
             if count > 0 {
                 cursor = rows[count - 1].position;
                 self.store.delivered(&self.name, cursor);

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{Backoff, seed};
 use crate::batch::Batcher;
+use crate::progress::Pulse;
 use crate::supervisor::{Exit, Part, Said};
 use crate::table::Arrival;
 
@@ -40,6 +41,8 @@ pub struct SourceLedger {
     pub refused_overload: u64,
     /// Rows that did not fit the table's schema: a bug of the driver.
     pub refused_schema: u64,
+    /// `seq` of the next row: a source that takes this one's place goes on there.
+    pub next_seq: u64,
     /// Event time of the last row, and when it was handed over.
     pub last_row: Option<(i64, Instant)>,
 }
@@ -84,8 +87,12 @@ pub struct Source {
     pub when_busy: WhenBusy,
     /// Shortest and longest pause between two attempts to connect.
     pub pauses: (Duration, Duration),
+    /// Whether reading may rightly take for ever: a feed, as against a polled device.
+    pub listens: bool,
     /// The source's ledger.
     pub counts: Arc<SourceCounts>,
+    /// Beats with each step.
+    pub pulse: Arc<Pulse>,
     /// Ends reading.
     pub stop: CancellationToken,
     /// Receipts whose rows are not durable yet, in order.
@@ -139,7 +146,7 @@ impl Part for Source {
                         tracing::debug!(device = self.name, error, ?pause, "no connection again");
                     }
                     tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
+                        () = self.pulse.waiting(tokio::time::sleep(pause)) => {}
                         () = self.stop.cancelled() => return Exit::Done,
                     }
                 }
@@ -155,25 +162,33 @@ impl Source {
             result = self.south.connect() => result?,
             () = self.stop.cancelled() => return Ok(()),
         }
+        self.pulse.beat();
         tracing::info!(device = self.name, "connected");
         loop {
+            let read = async {
+                let read = self.south.read(&mut self.rows);
+                if self.listens { self.pulse.waiting(read).await } else { read.await }
+            };
             tokio::select! {
-                           biased;
-                           () = self.stop.cancelled() => return self.finish().await,
-                           settled = self.unsettled.next() => {
-                               let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
-                               self.south.settle(receipt).await?;
-                           }
-                           read = self.south.read(&mut self.rows) => match read {
-                               Ok(receipt) => {
-                                   backoff.reset();
-            said.reset();
-                                   self.hand_over(receipt).await;
-                               }
-                               Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
-                               Err(fault) => return Err(fault),
-                           },
-                       }
+                biased;
+                () = self.stop.cancelled() => return self.finish().await,
+                settled = self.unsettled.next() => {
+                    let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
+                    self.south.settle(receipt).await?;
+                }
+                read = read => {
+                    self.pulse.beat();
+                    match read {
+                        Ok(receipt) => {
+                            backoff.reset();
+                            said.reset();
+                            self.hand_over(receipt).await;
+                        }
+                        Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
+                        Err(fault) => return Err(fault),
+                    }
+                }
+            }
         }
     }
 
@@ -219,6 +234,7 @@ impl Source {
                 return;
             }
         };
+        let next_seq = self.batcher.next_seq();
         let last = batch.column(0).as_primitive::<TimestampMicrosecondType>().values().last();
         let last_row = last.map(|micros| (*micros, Instant::now()));
         let (ticket, durable) = match receipt {
@@ -230,12 +246,13 @@ impl Source {
         };
         let arrival = Arrival { batch, ticket };
         let taken = match self.when_busy {
-            WhenBusy::Wait => self.table.send(arrival).await.is_ok(),
+            WhenBusy::Wait => self.pulse.waiting(self.table.send(arrival)).await.is_ok(),
             WhenBusy::Drop => self.table.try_send(arrival).is_ok(),
         };
         self.counts.change(|ledger| {
             read(ledger);
             ledger.last_row = last_row;
+            ledger.next_seq = next_seq;
             *(if taken { &mut ledger.accepted } else { &mut ledger.refused_overload }) += count;
         });
         if let (true, Some(receipt), Some(durable)) = (taken, receipt, durable) {

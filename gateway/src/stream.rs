@@ -5,11 +5,15 @@
 //! again from the stream's progress and the tables' logs, so that no row is counted twice and none
 //! is missed.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
+use arrow::array::{RecordBatch, new_null_array};
+use arrow::compute::cast;
+use arrow::datatypes::{FieldRef, SchemaRef};
+use arrow::error::ArrowError;
 use bytes::Bytes;
 use tidegate_drivers::north::{Encode, Envelope, Int64Style};
 use tidegate_drivers::stats::{LinkState, Stats};
@@ -75,10 +79,26 @@ pub struct StreamPart {
     pub shown: watch::Sender<Option<Counts>>,
     /// The part's state, for failures that do not end it.
     pub health: Arc<Health>,
-    /// The feeds among the stream's sources whose far side keeps what it could not send.
-    pub feeds: Vec<Arc<Stats>>,
+    /// The gateway's feeds, whose far sides keep what they could not send.
+    pub feeds: Arc<Feeds>,
     /// After how long a silent source is idle.
     pub idle_after: Duration,
+}
+
+/// The connections of all feeds, by device: a device that is started anew puts its own here.
+#[derive(Debug, Default)]
+pub struct Feeds(Mutex<BTreeMap<String, Arc<Stats>>>);
+
+impl Feeds {
+    /// Puts a feed's state here, in place of one with the same name.
+    pub fn put(&self, device: &str, stats: Arc<Stats>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(device.to_owned(), stats);
+    }
+
+    fn is_down(&self, device: &str) -> bool {
+        let feeds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        feeds.get(device).is_some_and(|stats| stats.state() != LinkState::Up)
+    }
 }
 
 /// How often a stream looks whether its feeds are connected, and whether it was held up itself.
@@ -99,7 +119,7 @@ struct Listening {
 impl Listening {
     /// Tells the stream whether it may follow the clock. After an outage it may again when the
     /// connection has been there for `idle_after`: what was kept has come by then.
-    fn look(&mut self, stream: &mut Stream, feeds: &[Arc<Stats>], idle_after: Duration) {
+    fn look(&mut self, stream: &mut Stream, feeds_down: bool, idle_after: Duration) {
         let now = Instant::now();
         if let Some(looked) = self.looked.replace(now) {
             let stall = (now - looked).saturating_sub(HEARTBEAT);
@@ -108,7 +128,7 @@ impl Listening {
                 self.deaf = Some(now);
             }
         }
-        if feeds.iter().any(|feed| feed.state() != LinkState::Up) {
+        if feeds_down {
             self.deaf = Some(now);
         }
         stream.hold(self.deaf.is_some_and(|deaf| now - deaf < idle_after));
@@ -190,6 +210,7 @@ impl StreamPart {
             }
             let mut commit = Commit::default();
             for (position, batch) in rows {
+                let batch = conform(batch, &self.spec.tables[table].schema)?;
                 if upto.is_some_and(|upto| position >= upto) {
                     return self.submit(stream, commit).await;
                 }
@@ -208,7 +229,7 @@ impl StreamPart {
         let mut gathered = Vec::with_capacity(GATHER_MAX);
         let mut listening = Listening::default();
         loop {
-            listening.look(stream, &self.feeds, self.idle_after);
+            listening.look(stream, self.feeds_down(), self.idle_after);
             let now = self.clock.now();
             let due = stream.next_deadline(now).map(|at| at.saturating_sub(now).max(0));
             let due = due.map(|micros| Duration::from_micros(micros.unsigned_abs()));
@@ -228,7 +249,7 @@ impl StreamPart {
                     }
                 }
                 () = tokio::time::sleep(pause) => {
-                    listening.look(stream, &self.feeds, self.idle_after);
+                    listening.look(stream, self.feeds_down(), self.idle_after);
                     if due.is_none_or(|due| due > pause) {
                         continue;
                     }
@@ -237,6 +258,10 @@ impl StreamPart {
             }
             self.submit(stream, commit).await?;
         }
+    }
+
+    fn feeds_down(&self) -> bool {
+        self.spec.sources.iter().any(|(_, device)| self.feeds.is_down(device))
     }
 
     /// Applies rows from the queue. Rows that were read from the log already are passed over; rows
@@ -350,6 +375,27 @@ impl StreamPart {
         }
         Ok(())
     }
+}
+
+/// Gives logged rows the columns that their table has now: rows that were accepted before a change
+/// of the points have a null where they lack one. A feed's missing `received_at` is its `time`.
+fn conform(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, String> {
+    if batch.schema().fields() == schema.fields() {
+        return Ok(batch);
+    }
+    let column = |field: &FieldRef| {
+        let named = batch.column_by_name(field.name());
+        let time = || batch.column_by_name("time").filter(|_| !field.is_nullable());
+        match named.or_else(time) {
+            Some(column) => cast(column, field.data_type())
+                .or_else(|_| Ok(new_null_array(field.data_type(), batch.num_rows()))),
+            None => Ok(new_null_array(field.data_type(), batch.num_rows())),
+        }
+    };
+    let columns: Result<Vec<_>, ArrowError> = schema.fields().iter().map(column).collect();
+    columns
+        .and_then(|columns| RecordBatch::try_new(schema.clone(), columns))
+        .map_err(|e| format!("rows of an earlier configuration: {e}"))
 }
 
 /// Writes the rows of a batch as a sink wants them.

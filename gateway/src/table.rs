@@ -4,7 +4,7 @@
 //! The order of these three is the promise: a stream's progress, which names positions, reaches
 //! the store's queue after the rows that it names.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::RecordBatch;
 use tidegate_engine::store::{Commit, LogRows, Store, Ticket};
@@ -32,11 +32,41 @@ pub struct Positioned {
 }
 
 /// A stream that reads this table.
+#[derive(Clone)]
 pub struct Reader {
     /// The stream's queue.
     pub queue: mpsc::Sender<Positioned>,
     /// This table's index in that stream.
     pub table: usize,
+}
+
+/// The streams that read a table; others may come while it is at work.
+#[derive(Default)]
+pub struct Readers(Mutex<Vec<Reader>>);
+
+impl Readers {
+    /// Adds a stream: it is given every batch from now on.
+    pub fn add(&self, reader: Reader) {
+        self.lock().push(reader);
+    }
+
+    /// Lets all streams go: their input ends.
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
+    fn now(&self) -> Vec<Reader> {
+        self.lock().clone()
+    }
+
+    /// Forgets streams that have ended.
+    fn forget_ended(&self) {
+        self.lock().retain(|reader| !reader.queue.is_closed());
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Reader>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A table and what it needs.
@@ -48,7 +78,7 @@ pub struct Table {
     /// Where its rows become durable.
     pub store: Store,
     /// Who reads it.
-    pub readers: Vec<Reader>,
+    pub readers: Arc<Readers>,
     /// The log position of the next row.
     pub next_position: u64,
 }
@@ -81,16 +111,13 @@ impl Table {
             // A source that is gone will be sent its rows again.
             drop(ticket.send(durable));
         }
-        let mut gone = Vec::new();
-        for (index, reader) in self.readers.iter().enumerate() {
+        for reader in self.readers.now() {
             let rows = Positioned { table: reader.table, position, batch: batch.clone() };
-            // A stream that has ended finds its rows in the log when it is built again.
             if reader.queue.send(rows).await.is_err() {
-                gone.push(index);
+                // Taken out of the configuration. What it did not pass is in the log for the
+                // stream that takes its place.
+                self.readers.forget_ended();
             }
-        }
-        for index in gone.into_iter().rev() {
-            self.readers.remove(index);
         }
         Ok(())
     }

@@ -12,7 +12,10 @@
 
 mod harness;
 
+mod a_change_touches_only_what_differs;
+mod a_configuration_that_fails_is_undone;
 mod a_damaged_store_is_set_aside;
+mod a_hung_part_is_restarted;
 mod a_silent_unit_leaves_the_others_their_rate;
 mod bad_input_is_one_clear_message;
 mod broker_outage_keeps_every_second;

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::demo::DemoArgs;
+use crate::logs::Levels;
 
 /// Something failed.
 pub const FAILURE: u8 = 1;
@@ -128,6 +129,27 @@ pub enum Command {
     Status(SocketArgs),
     /// Ask a running gateway whether its streams work; exit code 0 if so.
     Healthcheck(SocketArgs),
+    /// Have a running gateway run another configuration, and keep it as its file. Only parts that
+    /// differ are touched; if it does not work, the old one comes back by itself.
+    Apply {
+        /// The new configuration.
+        file: PathBuf,
+        /// How to reach the gateway.
+        #[command(flatten)]
+        socket: SocketArgs,
+    },
+    /// Show what a running gateway logs, or have it log by other levels for a while.
+    #[command(name = "log")]
+    LogLevels {
+        /// Levels such as `info,tidegate_drivers=debug`; left out, they are shown.
+        levels: Option<String>,
+        /// For how long; then the levels are as at its start again. `0s` ends a change.
+        #[arg(long = "for", value_name = "DURATION", default_value = "15m")]
+        lasting: tidegate_drivers::types::Span,
+        /// How to reach the gateway.
+        #[command(flatten)]
+        socket: SocketArgs,
+    },
 }
 
 /// How to reach a running gateway.
@@ -139,9 +161,9 @@ pub struct SocketArgs {
 }
 
 /// Does what the command line says.
-pub fn dispatch(cli: Cli) -> ExitCode {
+pub fn dispatch(cli: Cli, levels: Levels) -> ExitCode {
     let code = match cli.command {
-        Command::Run { config } => run::run(&config),
+        Command::Run { config } => run::run(&config, levels),
         Command::Check { config, format } => check::check(&config, format),
         Command::Test { config, filter } => test::test(&config, filter.as_deref()),
         Command::Explain { subject, config, plan } => {
@@ -152,9 +174,13 @@ pub fn dispatch(cli: Cli) -> ExitCode {
             0
         }
         Command::Sim { plant, lasting } => sim::sim(&plant, lasting),
-        Command::Demo(args) => crate::demo::demo(&args),
+        Command::Demo(args) => crate::demo::demo(&args, levels),
         Command::Status(args) => socket::status(&args.socket),
         Command::Healthcheck(args) => socket::healthcheck(&args.socket),
+        Command::Apply { file, socket } => socket::apply(&socket.socket, &file),
+        Command::LogLevels { levels, lasting, socket } => {
+            socket::log(&socket.socket, levels.as_deref(), lasting.duration())
+        }
     };
     ExitCode::from(code)
 }

@@ -2,38 +2,45 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use tidegate_config::Document;
-use tidegate_config::ProcessEnvironment;
+use tidegate_config::{Document, ProcessEnvironment};
 use tidegate_engine::store::StoreError;
+use tidegate_web_ui::ConfigOrigin;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::check::{Checked, fail, load_or_explain};
-use super::{FAILURE, TEMPORARY};
-use crate::build::{Running, StartError, Surroundings, start};
+use super::check::fail;
+use super::{CONFIG_REFUSED, FAILURE, TEMPORARY};
+use crate::apply::{Boot, REQUESTS_MAX, Steward, boot};
+use crate::build::Surroundings;
 use crate::clock::SystemClock;
-use crate::control::{Http, Socket};
-use crate::status::warnings;
+use crate::control::{Desk, Http, Socket};
+use crate::logs::Levels;
+use crate::notify::Notify;
+use crate::running::{Running, StartError, start};
 use crate::supervisor::{Health, supervise};
+use crate::watchdog;
 
-/// Runs the gateway until SIGTERM, SIGINT or a request on the control socket.
-pub fn run(path: &Path) -> u8 {
-    let checked = match load_or_explain(path) {
-        Ok(checked) => checked,
-        Err(code) => return code,
+/// Runs the gateway until SIGTERM, SIGINT or a request on the control socket. A configuration that
+/// is refused is replaced by the last one that worked.
+pub fn run(path: &Path, levels: Levels) -> u8 {
+    let boot = match boot(path, &ProcessEnvironment) {
+        Ok(boot) => boot,
+        Err(problems) => {
+            eprint!("{}", problems.human());
+            return CONFIG_REFUSED;
+        }
     };
-    if !checked.warnings.is_empty() {
-        eprint!("{}", checked.warnings.human());
+    if !boot.told.is_empty() {
+        eprint!("{}", boot.told.human());
     }
     let (io, compute) = match runtimes() {
         Ok(runtimes) => runtimes,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),
     };
-    let code = io.block_on(serve(checked, compute.handle().clone()));
+    let code = io.block_on(serve(path, boot, levels, compute.handle().clone()));
     // Whatever still computes holds nothing that is not in the store.
     compute.shutdown_background();
     io.shutdown_background();
@@ -53,20 +60,21 @@ pub fn runtimes() -> std::io::Result<(tokio::runtime::Runtime, tokio::runtime::R
     Ok((runtime("tidegate-io", 2)?, runtime("tidegate-sql", 1)?))
 }
 
-async fn serve(checked: Checked, compute: tokio::runtime::Handle) -> u8 {
-    let document = &checked.loaded.document;
+async fn serve(path: &Path, boot: Boot, levels: Levels, compute: tokio::runtime::Handle) -> u8 {
     // Signals are caught before anything can be in the middle of something.
-    let mut quit = match Quit::new() {
-        Ok(quit) => quit,
+    let signals = Quit::new().and_then(|quit| Ok((quit, signal(SignalKind::hangup())?)));
+    let (mut quit, hangup) = match signals {
+        Ok(signals) => signals,
         Err(error) => return fail(format_args!("cannot catch signals: {error}")),
     };
-    let around = Surroundings {
-        clock: Arc::new(SystemClock),
-        environment: Arc::new(ProcessEnvironment),
-        compute,
-        warnings: warnings(&checked.warnings),
-    };
-    let running = match start(document, &around) {
+    let Boot { document, sources, view, .. } = boot;
+    if view.config.origin == ConfigOrigin::LastGood {
+        tracing::error!(path = %path.display(), "refused: the last good configuration runs");
+    }
+    let environment = Arc::new(ProcessEnvironment);
+    let around =
+        Surroundings { clock: Arc::new(SystemClock), environment: environment.clone(), compute };
+    let running = match start(document, around) {
         Ok(running) => running,
         Err(error @ StartError::Store(StoreError::Locked { .. })) => {
             fail(error);
@@ -74,18 +82,27 @@ async fn serve(checked: Checked, compute: tokio::runtime::Handle) -> u8 {
         }
         Err(error) => return fail(error),
     };
-    let doors = Doors::open(document, &running, &quit.asked);
+    running.status.show_config(view);
+    let (requests_in, requests) = mpsc::channel(REQUESTS_MAX);
+    let desk = Desk { quit: quit.asked.clone(), requests: Some(requests_in), levels };
+    let doors = Doors::open(&running, desk);
+    let notify = Notify::from_env();
+    notify.say("READY=1");
+    let (store, status) = (running.store.clone(), running.status.clone());
+    let mut steward = Steward::new(running, path, sources, environment, hangup, requests);
     let store_failed = tokio::select! {
         () = quit.wait() => None,
-        error = running.store.failed() => Some(error),
+        error = store.failed() => Some(error),
+        never = watchdog::feed(&notify, &status) => match never {},
+        never = steward.run() => match never {},
     };
+    notify.say("STOPPING=1");
     if let Some(error) = store_failed {
         return fail(format_args!("store: {error}; leaving for a restart"));
     }
     tracing::info!("stopping");
-    let grace = document.gateway.shutdown_grace.duration();
     let code = tokio::select! {
-        code = stop(running, grace) => code,
+        code = stop(steward) => code,
         // A second signal: leave at once. The store is whole at every instant.
         () = quit.wait() => FAILURE,
     };
@@ -93,8 +110,8 @@ async fn serve(checked: Checked, compute: tokio::runtime::Handle) -> u8 {
     code
 }
 
-async fn stop(running: Running, grace: Duration) -> u8 {
-    match running.shutdown(grace).await {
+async fn stop(steward: Steward) -> u8 {
+    match steward.shutdown().await {
         Ok(()) => 0,
         Err(error) => fail(format_args!("store: {error}")),
     }
@@ -135,8 +152,9 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// Opens the HTTP listener and the control socket; `quit` is cancelled on request.
-    pub fn open(document: &Document, running: &Running, quit: &CancellationToken) -> Self {
+    /// Opens the HTTP listener and the control socket, which does what `desk` allows.
+    pub fn open(running: &Running, desk: Desk) -> Self {
+        let document: &Document = running.document();
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         let (bound, http) = watch::channel(None);
@@ -149,7 +167,7 @@ impl Doors {
         let socket = Socket {
             dir: PathBuf::from(&document.store.path),
             console: running.status.clone(),
-            quit: quit.clone(),
+            desk: Arc::new(desk),
             stop: stop.clone(),
         };
         let (a, b) = (stop.clone(), stop.clone());

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -42,10 +42,24 @@ impl Gateway {
     /// to files, so that they tell of all starts in one folder.
     pub(crate) fn start(scratch: &Scratch, config: &str) -> Self {
         let path = scratch.file("tidegate.yaml", config);
+        Self::start_at(scratch, &path, &[])
+    }
+
+    /// Starts `tidegate run` with the configuration at `path`, and these environment variables.
+    pub(crate) fn start_at(scratch: &Scratch, path: &Path, environment: &[(&str, &str)]) -> Self {
+        Self::start_by(scratch, command(tidegate()), path, environment)
+    }
+
+    /// The same by a command that ends in the binary under test, and stays its process.
+    pub(crate) fn start_by(
+        scratch: &Scratch,
+        mut command: Command,
+        path: &Path,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let out = File::options().create(true).append(true).open(scratch.join("stdout"));
-        let mut command = command(tidegate());
         command.arg("run").arg(path).stdin(Stdio::null()).stdout(out.expect("a file"));
-        command.env("TIDEGATE_LOG", "info");
+        command.env("TIDEGATE_LOG", "info").envs(environment.iter().copied());
         let process = Program::start("tidegate", &mut command, &scratch.join("stderr"));
         Self { folder: scratch.path().to_owned(), process }
     }

@@ -19,6 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) mod broker;
 pub(crate) mod gate;
 pub(crate) mod gateway;
+pub(crate) mod meter;
 pub(crate) mod mqtt;
 pub(crate) mod plant;
 pub(crate) mod records;

@@ -160,7 +160,7 @@ pub(super) fn open(
     Ok(Opened { files, db, state, damage, recovery })
 }
 
-fn check_names(layout: &Layout) -> Result<(), StoreError> {
+pub(super) fn check_names(layout: &Layout) -> Result<(), StoreError> {
     let tables = layout.tables.iter().map(|table| &table.name);
     let streams = layout.tables.iter().flat_map(|table| &table.readers);
     let names = tables.chain(streams).chain(layout.sinks.iter().map(|sink| &sink.name));

@@ -132,20 +132,18 @@ impl Stream {
     /// event was not applied, but time has passed.
     pub async fn apply(&mut self, event: Event, now: i64) -> Result<Effects, StreamError> {
         let mut effects = Effects::default();
-        self.watermark.look_at_clock(now);
+        self.watermark.advance(now);
         let waiting = match event {
             Event::Rows { table, position, batch } | Event::Replay { table, position, batch } => {
                 let arrival = Arrival { table, position, columns: self.admit(table, &batch)? };
-                // They live: nothing that they bring is late for not having been heard until now.
-                for device in arrival.columns.sources() {
-                    self.watermark.source(table, device);
-                }
                 self.refill(arrival)?
             }
             Event::Replayed => self.end_refill(true),
-            Event::Tick => Vec::new(),
+            Event::Tick => {
+                self.watermark.follow();
+                Vec::new()
+            }
         };
-        self.watermark.advance(now);
         for arrival in waiting {
             if self.spec.window.is_some() {
                 self.assign(&arrival, &mut effects)?;

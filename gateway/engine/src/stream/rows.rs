@@ -48,14 +48,13 @@ impl Columns {
         };
         let (ours, theirs) = (table.schema.fields(), batch.schema());
         let adapted;
-        let batch = if ours.len() == theirs.fields().len()
-            && ours.iter().zip(theirs.fields()).all(same)
-        {
-            batch
-        } else {
-            adapted = adapt(table, batch).map_err(|error| input(error.to_string()))?;
-            &adapted
-        };
+        let batch =
+            if ours.len() == theirs.fields().len() && ours.iter().zip(theirs.fields()).all(same) {
+                batch
+            } else {
+                adapted = adapt(table, batch).map_err(|error| input(error.to_string()))?;
+                &adapted
+            };
         let time = time_column(table)?;
         if batch.column(time).null_count() > 0 {
             return Err(input(format!("column `{}` has nulls", table.time_column)));
@@ -82,12 +81,6 @@ impl Columns {
 
     pub(super) fn len(&self) -> usize {
         self.batch.num_rows()
-    }
-
-    /// The sources that have rows here, each once for each run of its rows.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &str> {
-        let first = |row: &usize| *row == 0 || self.device(*row) != self.device(*row - 1);
-        (0..self.len()).filter(first).map(|row| self.device(row))
     }
 
     pub(super) fn batch(&self) -> &RecordBatch {
