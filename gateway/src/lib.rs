@@ -22,6 +22,7 @@ pub mod planner;
 pub mod progress;
 pub mod pump;
 pub mod running;
+pub mod seal;
 pub mod source;
 pub mod status;
 pub mod stream;

@@ -19,6 +19,9 @@ use crate::supervisor::{Health, State};
 /// How often progress is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// A look that comes so much later than it should says that nobody was given a turn.
+const STALL_MIN: Duration = Duration::from_secs(2);
+
 /// Feeds the watchdog for ever; once a part hangs, no more. Waits where nobody watches.
 pub async fn feed(notify: &Notify, status: &GatewayStatus) -> Infallible {
     let Some(patience) = notify.watchdog() else {
@@ -49,10 +52,15 @@ async fn watch(
     parts: impl Fn() -> Vec<Watched>,
 ) -> Vec<String> {
     let mut judge = Judge::default();
-    let mut look = tokio::time::interval(LOOK_EVERY.min(patience / 4));
-    let mut fed: Option<Instant> = None;
+    let every = LOOK_EVERY.min(patience / 4);
+    let (mut looked, mut fed) = (Instant::now(), None::<Instant>);
     loop {
-        let now = look.tick().await;
+        let now = Instant::now();
+        if now - looked > every + STALL_MIN {
+            // The whole process was stopped or starved: nobody could get anywhere meanwhile.
+            judge = Judge::default();
+        }
+        looked = now;
         let hung = judge.hung(&parts(), patience, now);
         if !hung.is_empty() {
             return hung;
@@ -61,6 +69,7 @@ async fn watch(
             notify.say("WATCHDOG=1");
             fed = Some(now);
         }
+        tokio::time::sleep(every).await;
     }
 }
 
@@ -112,5 +121,29 @@ mod tests {
         let told = start.elapsed().as_secs();
         assert!((30 + 60 + 1..=30 + 60 + 1 + 2).contains(&told), "{told}");
         polls.abort();
+    }
+
+    /// A process that was stopped, as by SIGSTOP or with its virtual machine, hangs in nothing.
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_nobody_had_a_turn_is_held_against_nobody() {
+        let part = committer();
+        let pulse = part.pulse.clone();
+        let polls = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                pulse.beat();
+            }
+        });
+        let feeding = tokio::spawn(async move {
+            watch(&Notify::default(), Duration::from_mins(1), || vec![part.clone()]).await
+        });
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        // Straight from here to there.
+        tokio::time::advance(Duration::from_mins(10)).await;
+        tokio::time::sleep(Duration::from_mins(3)).await;
+        assert!(!feeding.is_finished());
+        polls.abort();
+        tokio::time::sleep(Duration::from_mins(2)).await;
+        assert!(feeding.is_finished());
     }
 }

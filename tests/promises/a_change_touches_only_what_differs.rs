@@ -17,9 +17,9 @@ use crate::harness::broker::Broker;
 use crate::harness::gate::Gate;
 use crate::harness::gateway::{Gateway, count, head, part};
 use crate::harness::meter::Meter;
-use crate::harness::records::{assert_contiguous, of_stream, repeated};
+use crate::harness::records::{self, assert_contiguous, of_stream, repeated};
 use crate::harness::subscriber::Subscriber;
-use crate::harness::{Ended, Scratch, run, secs, wait_for, wait_until};
+use crate::harness::{Ended, Scratch, free_port, run, secs, wait_for, wait_until};
 
 /// Has the gateway apply a text.
 pub(crate) fn apply(scratch: &Scratch, gateway: &Gateway, config: &str) -> Ended {
@@ -192,6 +192,64 @@ sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }}, {{ name: other, driver: {{
     assert_eq!(gateway.stop().code, Some(0));
     let status = gateway.log();
     assert!(!status.contains("panic"), "{status}");
+}
+
+/// A68, for a sink: what waits for it is not wiped when it is taken out, and is delivered when it is
+/// put back.
+#[test]
+fn a68_what_waits_for_a_sink_that_is_taken_out_is_delivered_when_it_is_back() {
+    let scratch = Scratch::new("waits");
+    let head = head(&scratch);
+    let audit = scratch.join("audit.jsonl");
+    let broker = Broker::start(&scratch, "");
+    let far_side = Subscriber::start(broker.port, "#", None);
+    far_side.wait_subscribed();
+    let config = |to: &str, uplink: Option<u16>| {
+        let uplink = uplink.map(|port| {
+            format!("  - {{ name: uplink, driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{port}\", qos: 1 }} }} }}\n")
+        });
+        format!(
+            "{head}
+devices: [ {{ name: made, driver: {{ generate: {{ every: 20ms, points: [ {{ name: n, value: {{ counter: {{}} }} }} ] }} }} }} ]
+streams: [ {{ name: numbers, from: [made], sql: 'SELECT n FROM made', to: [ {{ sink: {to} }} ] }} ]
+sinks:
+  - {{ name: audit, driver: {{ file: {{ path: \"{audit}\" }} }} }}
+{uplink}",
+            audit = audit.display(),
+            uplink = uplink.unwrap_or_default()
+        )
+    };
+    // Nobody listens there.
+    let dead = config("uplink", Some(free_port()));
+    let mut gateway = Gateway::start(&scratch, &dead);
+    gateway.wait_status("records that wait", secs(20), |status| {
+        (count(status, "sinks", "uplink", "buffered_records") >= 30).then_some(())
+    });
+    let lines = || fs::read_to_string(&audit).unwrap_or_default().lines().count();
+    for (config, shown) in
+        [(config("audit", None), false), (config("uplink", Some(broker.port)), true)]
+    {
+        let ended = apply(&scratch, &gateway, &config);
+        assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+        let status = gateway.status();
+        let sinks = status["sinks"].as_array().expect("sinks");
+        assert_eq!(sinks.iter().any(|sink| sink["name"] == "uplink"), shown);
+        if !shown {
+            wait_until("records in the audit", secs(20), || lines() >= 20);
+        }
+    }
+    gateway.wait_status("delivered records", secs(20), |status| {
+        (count(status, "sinks", "uplink", "delivered") >= 60).then_some(())
+    });
+    assert_eq!(gateway.stop().code, Some(0));
+    // The numbers of both sinks together are all of them, each once.
+    let text = fs::read_to_string(&audit).expect("the audit");
+    let mut all = of_stream(&far_side.records(), "numbers");
+    all.extend(records::lines(&text));
+    let mut numbers: Vec<i64> = all.iter().map(|record| record.int("n")).collect();
+    numbers.sort_unstable();
+    let last = i64::try_from(numbers.len()).expect("few");
+    assert_eq!(numbers, (0..last).collect::<Vec<i64>>());
 }
 
 /// A mounted ConfigMap is swapped by renaming a link to a folder; nobody sends a signal.

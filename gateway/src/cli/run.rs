@@ -20,12 +20,16 @@ use crate::control::{Desk, Http, Socket};
 use crate::logs::Levels;
 use crate::notify::Notify;
 use crate::running::{Running, StartError, start};
+use crate::seal;
 use crate::supervisor::{Health, supervise};
 use crate::watchdog;
 
 /// Runs the gateway until SIGTERM, SIGINT or a request on the control socket. A configuration that
 /// is refused is replaced by the last one that worked.
 pub fn run(path: &Path, levels: Levels) -> u8 {
+    if let Err(error) = seal::no_programs() {
+        tracing::warn!(error, "the kernel does not keep this process from executing programs");
+    }
     let boot = match boot(path, &ProcessEnvironment) {
         Ok(boot) => boot,
         Err(problems) => {

@@ -130,6 +130,11 @@ impl Gateway {
         lines(text.rfind('\n').map_or("", |end| &text[..=end]))
     }
 
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.child.id()
+    }
+
     /// What it logged.
     pub(crate) fn log(&self) -> String {
         self.process.log()
