@@ -187,6 +187,12 @@ impl web::Console for GatewayStatus {
                 add(format!("stream {}", stream.name), reason);
             }
         }
+        for sink in &self.views().sinks {
+            if sink.health.state() == State::Failed {
+                let reason = sink.health.last_error().unwrap_or_else(|| "failed".to_owned());
+                add(format!("sink {}", sink.name), reason);
+            }
+        }
         web::Readiness { reasons }
     }
 }

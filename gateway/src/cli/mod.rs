@@ -4,6 +4,7 @@
 
 pub mod check;
 pub mod explain;
+pub mod print;
 pub mod run;
 pub mod sim;
 pub mod socket;
@@ -170,7 +171,7 @@ pub fn dispatch(cli: Cli, levels: Levels) -> ExitCode {
             explain::explain(subject.as_deref(), &config, plan)
         }
         Command::Schema => {
-            print!("{}", tidegate_config::schema::schema_json());
+            crate::cli::print::text(format_args!("{}", tidegate_config::schema::schema_json()));
             0
         }
         Command::Sim { plant, lasting } => sim::sim(&plant, lasting),

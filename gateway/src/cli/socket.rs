@@ -10,6 +10,7 @@ use tidegate_web_ui::{Applied, ApplyOutcome, LogLevels, LogLevelsWanted};
 
 use super::check::fail;
 use super::{CONFIG_REFUSED, FAILURE};
+use crate::cli::print::say;
 use crate::control::ask;
 
 /// How long an answer may take.
@@ -32,7 +33,7 @@ pub fn healthcheck(socket: &Path) -> u8 {
 fn show(socket: &Path, path: &str) -> u8 {
     match talk(socket, "GET", path, "", ANSWER_MAX) {
         Ok((status, body)) => {
-            println!("{}", body.trim_end());
+            say!("{}", body.trim_end());
             if status == 200 { 0 } else { FAILURE }
         }
         Err(code) => code,
@@ -85,19 +86,19 @@ pub fn apply(socket: &Path, file: &Path) -> u8 {
 fn report(applied: &Applied) -> u8 {
     let parts = |what: &str, parts: &[String]| {
         for part in parts {
-            println!("  {what} {part}");
+            say!("  {what} {part}");
         }
     };
     let detail = &applied.detail;
     match applied.outcome {
         ApplyOutcome::Applied => {
-            println!("applied: {detail}");
+            say!("applied: {detail}");
             parts("stopped", &applied.stopped);
             parts("started", &applied.started);
             0
         }
         ApplyOutcome::Unchanged => {
-            println!("unchanged: {detail}");
+            say!("unchanged: {detail}");
             0
         }
         ApplyOutcome::Refused => {
@@ -128,11 +129,11 @@ pub fn log(socket: &Path, levels: Option<&str>, lasting: Duration) -> u8 {
     };
     match serde_json::from_str::<LogLevels>(&body) {
         Ok(LogLevels { levels, resets_in_s: Some(seconds) }) => {
-            println!("{levels} (for another {seconds} s)");
+            say!("{levels} (for another {seconds} s)");
             0
         }
         Ok(LogLevels { levels, resets_in_s: None }) => {
-            println!("{levels}");
+            say!("{levels}");
             0
         }
         Err(_) => match serde_json::from_str::<Problem>(&body) {

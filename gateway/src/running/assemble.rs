@@ -15,7 +15,7 @@ use super::{Running, TableEnds};
 use crate::batch::Batcher;
 use crate::build::{self, LinkPart};
 use crate::progress::Pulse;
-use crate::pump::{Pump, SinkCounts};
+use crate::pump::{Pump, SinkCounts, Suspicion};
 use crate::source::{Source, SourceCounts, Unsettled};
 use crate::status::{DeviceView, LinkView, SinkView, StreamView};
 use crate::stream::{StreamCounts, StreamPart, Target};
@@ -186,6 +186,8 @@ impl Running {
             rows_max: self.document.limits.deliver_rows as usize,
             refusals_max: self.document.limits.refusals_max,
             gateway: self.document.gateway.name.to_string(),
+            cursor: 0,
+            suspicion: Suspicion::default(),
             counts,
             pulse,
         };
