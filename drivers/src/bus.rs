@@ -1,4 +1,4 @@
-//! The owner of one Modbus connection, shared by all devices behind it.
+//! The owner of one Modbus connection or serial port, shared by all devices behind it.
 //!
 //! Strictly one request is on the wire; requests are served in the order in which they came. Each
 //! device has at most one request in the queue, so a silent unit costs the others one deadline a
@@ -19,8 +19,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::Backoff;
 use crate::modbus::frame::ReadRequest;
+use crate::modbus::line::{LineConnection, Timing};
 use crate::modbus::transaction::{Connection, Failure, Tally};
-use crate::south::modbus::{Bus, TcpBus, TidCheck};
+use crate::serial::{self, PortSettings};
+use crate::south::modbus::{Bus, Echo, Framing, RtuBus, TcpBus, TidCheck};
 use crate::stats::{Counter, LinkState, Stats};
 
 /// Requests that wait for a link; more than that, and devices wait for their turn to ask.
@@ -30,17 +32,21 @@ pub const QUEUE_REQUESTS_MAX: usize = 256;
 /// link with one unit that is switched off is left in peace.
 const REOPEN_TIMEOUTS: u32 = 4;
 const REOPEN_TIMEOUTS_MAX: u32 = 256;
+/// Opening a port does not wait for anything.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long requests wait for a connection that is made anew at once, before they are refused: some
 /// devices close the connection after each reply.
 const RECONNECT_GRACE: Duration = Duration::from_millis(200);
 
 /// Makes the two ends of a link: one task runs the owner, each device holds a handle.
 pub fn open(name: &str, config: &Bus) -> (BusHandle, BusOwner) {
-    let Bus::Tcp(tcp) = config;
-    with_connector(name, tcp, Box::new(TcpConnector(tcp.clone())))
+    match config {
+        Bus::Tcp(tcp) => with_connector(name, tcp, Box::new(TcpConnector(tcp.clone()))),
+        Bus::Rtu(rtu) => on_port(name, rtu, Box::new(PortConnector(rtu.settings()))),
+    }
 }
 
-/// The same over any way to connect.
+/// A TCP link over any way to connect.
 pub(crate) fn with_connector(
     name: &str,
     tcp: &TcpBus,
@@ -50,8 +56,33 @@ pub(crate) fn with_connector(
         connect_timeout: tcp.connect_timeout.duration(),
         inter_request_delay: tcp.inter_request_delay.duration(),
         backoff: Backoff::new(tcp.backoff_min.duration(), tcp.backoff_max.duration(), name),
-        tid_check: tcp.tid_check,
+        speech: match tcp.framing {
+            Framing::Tcp => Speech::Tcp(tcp.tid_check),
+            Framing::Rtu => Speech::Rtu(Timing::of_converter(), Echo::Auto),
+        },
+        reopens: true,
     };
+    assemble(name, pacing, connector)
+}
+
+/// A serial link over any way to open its port.
+pub(crate) fn on_port(
+    name: &str,
+    rtu: &RtuBus,
+    connector: Box<dyn Connect>,
+) -> (BusHandle, BusOwner) {
+    let pacing = Pacing {
+        connect_timeout: OPEN_TIMEOUT,
+        inter_request_delay: rtu.inter_request_delay.duration(),
+        backoff: Backoff::new(rtu.backoff_min.duration(), rtu.backoff_max.duration(), name),
+        speech: Speech::Rtu(Timing::of_port(&rtu.settings()), rtu.echo),
+        // A port that is gone says so, and opening one anew disturbs the line (DTR, RTS).
+        reopens: false,
+    };
+    assemble(name, pacing, connector)
+}
+
+fn assemble(name: &str, pacing: Pacing, connector: Box<dyn Connect>) -> (BusHandle, BusOwner) {
     let (jobs_in, jobs) = mpsc::channel(QUEUE_REQUESTS_MAX);
     let (link, link_out) = watch::channel(LinkState::Connecting);
     let stats = Arc::new(Stats::default());
@@ -195,11 +226,74 @@ impl Connect for TcpConnector {
     }
 }
 
+struct PortConnector(PortSettings);
+
+impl Connect for PortConnector {
+    fn connect(&mut self) -> BoxFuture<'_, io::Result<Box<dyn Link>>> {
+        let opened = serial::open(&self.0).map(|port| Box::new(port) as Box<dyn Link>);
+        Box::pin(std::future::ready(opened))
+    }
+
+    fn target(&self) -> String {
+        self.0.to_string()
+    }
+}
+
 struct Pacing {
     connect_timeout: Duration,
     inter_request_delay: Duration,
     backoff: Backoff,
-    tid_check: TidCheck,
+    speech: Speech,
+    /// A connection that stays silent is made anew.
+    reopens: bool,
+}
+
+/// How frames are written.
+#[derive(Debug, Clone, Copy)]
+enum Speech {
+    Tcp(TidCheck),
+    Rtu(Timing, Echo),
+}
+
+/// A connection with its framing.
+enum Spoken {
+    Tcp(Connection<Box<dyn Link>>),
+    Rtu(Box<LineConnection<Box<dyn Link>>>),
+}
+
+impl Spoken {
+    fn new(stream: Box<dyn Link>, speech: Speech) -> Self {
+        match speech {
+            Speech::Tcp(tid_check) => Self::Tcp(Connection::new(stream, tid_check)),
+            Speech::Rtu(timing, echo) => {
+                Self::Rtu(Box::new(LineConnection::new(stream, timing, echo)))
+            }
+        }
+    }
+
+    /// Waits for the end of the connection while no request is under way. Cancel safe.
+    async fn idle(&mut self, tally: Tally<'_>) -> Failure {
+        match self {
+            Self::Tcp(connection) => connection.idle(tally).await,
+            Self::Rtu(connection) => connection.idle(tally).await,
+        }
+    }
+
+    /// Makes one request; `transaction` is its id where frames carry one.
+    async fn read(
+        &mut self,
+        transaction: u16,
+        job: &mut NewJob,
+        tally: Tally<'_>,
+    ) -> Result<Instant, Failure> {
+        let NewJob { request, timeout, buffer, .. } = job;
+        match self {
+            Self::Tcp(connection) => {
+                connection.read(transaction, request, *timeout, buffer, tally).await
+            }
+            Self::Rtu(connection) => connection.read(request, *timeout, buffer, tally).await,
+        }
+    }
 }
 
 /// Why a connection was given up.
@@ -284,7 +378,13 @@ impl BusOwner {
     }
 
     fn lost(&self, error: &str) {
-        tracing::warn!(target_address = %self.connector.target(), error, "no connection");
+        let target = self.connector.target();
+        // A cable that is unplugged for days is said once.
+        if self.stats.last_error().is_none_or(|last| last != error) {
+            tracing::warn!(target_address = %target, error, "no connection");
+        } else {
+            tracing::debug!(target_address = %target, error, "no connection again");
+        }
         self.stats.add(Counter::LinkFaults, 1);
         self.stats.set_error(Some(error.to_owned()));
         self.set_state(LinkState::Down);
@@ -321,7 +421,7 @@ impl BusOwner {
     }
 
     async fn serve(&mut self, stream: Box<dyn Link>, served: &mut Served) -> End {
-        let mut connection = Connection::new(stream, self.pacing.tid_check);
+        let mut connection = Spoken::new(stream, self.pacing.speech);
         let link_stats = Arc::clone(&self.stats);
         let idle_tally = [&*link_stats];
         loop {
@@ -341,9 +441,7 @@ impl BusOwner {
             let device_stats = Arc::clone(&job.stats);
             self.transaction = self.transaction.wrapping_add(1);
             let tally = [&*link_stats, &*device_stats];
-            let outcome = connection
-                .read(self.transaction, &job.request, job.timeout, &mut job.buffer, Tally(&tally))
-                .await;
+            let outcome = connection.read(self.transaction, &mut job, Tally(&tally)).await;
             self.ready_at = Instant::now() + self.pacing.inter_request_delay;
             let end = self.judge(&outcome, served);
             if reply.send(Answer { buffer: job.buffer, outcome }).is_err() {
@@ -366,8 +464,9 @@ impl BusOwner {
             Err(Failure::Timeout(_)) => {
                 served.silent += 1;
                 // Without ids a late reply would be taken for the next request's.
-                let ambiguous = self.pacing.tid_check == TidCheck::Lenient;
-                (ambiguous || served.silent >= served.reopen_after).then_some(End::Reopen)
+                let ambiguous = matches!(self.pacing.speech, Speech::Tcp(TidCheck::Lenient));
+                let silent = self.pacing.reopens && served.silent >= served.reopen_after;
+                (ambiguous || silent).then_some(End::Reopen)
             }
             Err(failure @ Failure::Link(_)) => Some(End::Lost(failure.clone())),
         }

@@ -5,7 +5,11 @@
 //! are the document's business, not this module's.
 
 use crate::modbus::plan::{ADDRESSES, BITS_MAX, REGISTERS_MAX};
-use crate::south::modbus::{Bus, ModbusDevice, ModbusPoint, Order, RegisterKind, ValueType};
+use crate::south::modbus::{
+    Bus, Framing, ModbusDevice, ModbusPoint, Order, RegisterKind, RtuBus, TcpBus, TidCheck,
+    ValueType,
+};
+use crate::types::Span;
 
 /// One thing that cannot work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,34 +193,62 @@ pub struct LinkProblem {
 impl Bus {
     /// Everything that cannot work in this link's configuration.
     pub fn problems(&self) -> Vec<LinkProblem> {
-        let Self::Tcp(tcp) = self;
-        let wrong = [
-            (tcp.host.trim().is_empty(), "host", "is empty", "a host name or IP address"),
-            (tcp.port == 0, "port", "is 0", "1 to 65535; Modbus devices listen on 502"),
+        match self {
+            Self::Tcp(tcp) => tcp.problems(),
+            Self::Rtu(rtu) => rtu.problems(),
+        }
+    }
+}
+
+impl TcpBus {
+    fn problems(&self) -> Vec<LinkProblem> {
+        let ids = self.framing == Framing::Rtu && self.tid_check == TidCheck::Lenient;
+        let mut found = wrong([
+            (self.host.trim().is_empty(), "host", "is empty", "a host name or IP address"),
+            (self.port == 0, "port", "is 0", "1 to 65535; Modbus devices listen on 502"),
+            (ids, "tid_check", "speaks of ids, which RTU frames have not", "leave it out"),
             (
-                tcp.connect_timeout.duration().is_zero(),
+                self.connect_timeout.duration().is_zero(),
                 "connect_timeout",
                 "is zero",
                 "such as `3s`",
             ),
-            (tcp.backoff_min.duration().is_zero(), "backoff_min", "is zero", "such as `500ms`"),
-            (
-                tcp.backoff_max < tcp.backoff_min,
-                "backoff_max",
-                "is shorter than `backoff_min`",
-                "at least as long",
-            ),
-        ];
-        wrong
-            .into_iter()
-            .filter(|(wrong, ..)| *wrong)
-            .map(|(_, field, what, hint)| LinkProblem {
-                field,
-                message: format!("`{field}` {what}"),
-                hint: hint.to_owned(),
-            })
-            .collect()
+        ]);
+        found.extend(backoff(self.backoff_min, self.backoff_max));
+        found
     }
+}
+
+impl RtuBus {
+    fn problems(&self) -> Vec<LinkProblem> {
+        let port = self.settings().problems();
+        let mut found: Vec<_> = port
+            .into_iter()
+            .map(|(field, message, hint)| LinkProblem { field, message, hint })
+            .collect();
+        found.extend(backoff(self.backoff_min, self.backoff_max));
+        found
+    }
+}
+
+fn backoff(min: Span, max: Span) -> Vec<LinkProblem> {
+    wrong([
+        (min.duration().is_zero(), "backoff_min", "is zero", "such as `500ms`"),
+        (max < min, "backoff_max", "is shorter than `backoff_min`", "at least as long"),
+    ])
+}
+
+/// The problems of those fields that are wrong.
+fn wrong<const N: usize>(fields: [(bool, &'static str, &str, &str); N]) -> Vec<LinkProblem> {
+    fields
+        .into_iter()
+        .filter(|(wrong, ..)| *wrong)
+        .map(|(_, field, what, hint)| LinkProblem {
+            field,
+            message: format!("`{field}` {what}"),
+            hint: hint.to_owned(),
+        })
+        .collect()
 }
 
 struct Problems {

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::ModbusDevice;
+use crate::backoff::Backoff;
 use crate::border::{Fault, Receipt, South};
 use crate::bus::{Answer, BusHandle, Gone, Membership, NewJob};
 use crate::modbus::plan::Hole;
@@ -45,6 +46,11 @@ pub struct ModbusSouth {
     phase: Phase,
     /// When the next cycle starts, or the one under way should have.
     due: Option<Instant>,
+    /// Where in `period` cycles start, counted from the first reading.
+    offset: Duration,
+    /// Pause after a reply, and when the one under way ends.
+    delay: Duration,
+    ready_at: Option<Instant>,
     /// Travels with each request and comes back with its data.
     buffer: Vec<u8>,
     _membership: Membership,
@@ -71,8 +77,13 @@ impl ModbusSouth {
                 problem.message, problem.hint
             )));
         }
-        let period = device.polls.first().map(|p| p.every.duration()).unwrap_or_default();
+        let poll = device.polls.first();
+        let period = poll.map(|p| p.every.duration()).unwrap_or_default();
+        let spread = poll.is_some_and(|p| p.spread);
         Ok(Self {
+            offset: if spread { phase(&name, period) } else { Duration::ZERO },
+            delay: device.inter_request_delay.duration(),
+            ready_at: None,
             name,
             points: device.columns(),
             period,
@@ -95,7 +106,7 @@ impl ModbusSouth {
     /// Waits for the next cycle's due time and for the link. `false` where the link was down
     /// for the whole cycle.
     async fn wait(&mut self) -> Result<bool, Fault> {
-        let due = *self.due.get_or_insert_with(Instant::now);
+        let due = *self.due.get_or_insert_with(|| Instant::now() + self.offset);
         sleep_until(due).await;
         if self.bus.state() != LinkState::Up {
             self.stats.set_state(self.bus.state());
@@ -145,6 +156,9 @@ impl ModbusSouth {
             let Some(request) = self.scheduler.next_request() else {
                 return Ok(());
             };
+            if let Some(ready_at) = self.ready_at {
+                sleep_until(ready_at).await;
+            }
             let job = NewJob {
                 request,
                 timeout: self.timeout,
@@ -160,6 +174,7 @@ impl ModbusSouth {
 
     fn take(&mut self, answer: Result<Answer, oneshot::error::RecvError>) {
         let now = Instant::now();
+        self.ready_at = (!self.delay.is_zero()).then(|| now + self.delay);
         if let Ok(Answer { buffer, outcome }) = answer {
             let outcome = outcome.map(|arrived| (&buffer[..], arrived));
             self.scheduler.answer(outcome, now);
@@ -189,6 +204,12 @@ impl ModbusSouth {
             self.plan_next(due);
         }
     }
+}
+
+/// A moment within `period` that depends on the name alone.
+fn phase(name: &str, period: Duration) -> Duration {
+    let percent = Backoff::hash(name) % 100;
+    period * u32::try_from(percent).unwrap_or(0) / 100
 }
 
 /// The due time after the cycle that was due at `due` and has ended at `now`, and whether it
