@@ -282,5 +282,8 @@ impl South for ModbusSouth {
 #[path = "link_tests.rs"]
 mod link_tests;
 #[cfg(test)]
+#[path = "rtu_tests.rs"]
+mod rtu_tests;
+#[cfg(test)]
 #[path = "cycle_tests.rs"]
 mod tests;
