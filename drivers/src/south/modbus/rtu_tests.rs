@@ -6,7 +6,7 @@ use super::tests::{Rig, SECOND, holding, link, reasons, values};
 use super::*;
 use crate::bus::{self, BusOwner};
 use crate::modbus::peer::{Does, Peer, Seen};
-use crate::south::modbus::{Bus, RtuBus};
+use crate::south::modbus::RtuBus;
 use crate::table::{Quality, Rows};
 
 /// A serial link to `peer`.
@@ -181,28 +181,4 @@ async fn a35_phases_are_spread() {
     }
     firsts.sort();
     assert!(firsts[7] - firsts[0] > 3 * SECOND, "{firsts:?}");
-}
-
-/// Field case A34: 10,000 requests to a port that cannot be opened are answered, and none is kept.
-#[tokio::test(start_paused = true)]
-async fn a34_a_port_that_is_not_there_keeps_nothing() {
-    let rtu = json!({ "rtu": { "port": "/dev/serial/by-id/none" } });
-    let config: Bus = serde_json::from_value(rtu).unwrap();
-    let (bus, mut owner) = bus::open("line", &config);
-    tokio::spawn(async move { owner.run().await });
-    let mut rig = Rig::new(&bus, json!({}), &holding(&[1]));
-    let before = resident_kib();
-    for _ in 0..10_000 {
-        assert!(rig.cycle().await.is_empty());
-    }
-    let grown = resident_kib().saturating_sub(before);
-    assert!(grown < 5 * 1024, "{grown} KiB");
-    let error = rig.south.stats().last_error().unwrap();
-    assert!(error.contains("cannot connect to /dev/serial/by-id/none (9600 8E1)"), "{error}");
-}
-
-fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
