@@ -54,8 +54,7 @@ pub struct Timing {
 impl Timing {
     /// The times of a port.
     pub fn of_port(port: &PortSettings) -> Self {
-        let silence =
-            if port.baud > FAST_ABOVE { FAST_SILENCE } else { port.characters(7) / 2 };
+        let silence = if port.baud > FAST_ABOVE { FAST_SILENCE } else { port.characters(7) / 2 };
         let request = port.characters(u32::try_from(READ_REQUEST_LEN).unwrap_or(0));
         Self { silence, gap: PORT_GAP.max(silence), request }
     }
@@ -290,7 +289,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LineConnection<T> {
         let count = count.map_err(|e| broken(&e))?;
         if count == 0 {
             // A port that was unplugged; reading on would spin.
-            return Err(Failure::Link("the far side closed the connection, or is unplugged".into()));
+            return Err(Failure::Link(
+                "the far side closed the connection, or is unplugged".into(),
+            ));
         }
         self.decoder.filled(count);
         self.active_at = Instant::now();

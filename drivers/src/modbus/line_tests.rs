@@ -198,10 +198,7 @@ async fn f22_all_that_can_be_wrong_is_classified() {
         (hex("01 03 04 00 07 00 08 00 00"), bad(BadReply::Crc)),
         (good[..6].to_vec(), bad(BadReply::Crc)),
         (with_crc(&hex("01 83 06")), Err(Failure::Exception(Exception(6)))),
-        (
-            with_crc(&hex("01 04 04 00 07 00 08")),
-            Err(Failure::Timeout(Some(Dropped::Function(4)))),
-        ),
+        (with_crc(&hex("01 04 04 00 07 00 08")), Err(Failure::Timeout(Some(Dropped::Function(4))))),
         (with_crc(&hex("02 03 04 00 07 00 08")), Err(Failure::Timeout(Some(Dropped::Unit(2))))),
         (Vec::new(), Err(Failure::Timeout(None))),
         (vec![0xFF; 300], Err(Failure::Timeout(None))),

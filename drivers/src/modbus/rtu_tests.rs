@@ -55,8 +55,7 @@ fn crcs_are_those_of_the_field() {
         assert_eq!(crc16(body).to_le_bytes(), crc, "{frame:02X?}");
         assert!(is_whole(&frame));
     }
-    let request =
-        ReadRequest { unit: 10, kind: RegisterKind::Holding, start: 0x1004, quantity: 2 };
+    let request = ReadRequest { unit: 10, kind: RegisterKind::Holding, start: 0x1004, quantity: 2 };
     assert_eq!(encode(&request).to_vec(), hex("0A 03 10 04 00 02 80 71"));
 }
 

@@ -153,7 +153,11 @@ impl SerialDevice {
         match Regex::new(&self.pattern) {
             Err(error) => {
                 let message = format!("the pattern cannot be read: {}", reason(&error));
-                say("pattern", message, "a regular expression, such as `^W (?<weight>[0-9.]+) kg$`");
+                say(
+                    "pattern",
+                    message,
+                    "a regular expression, such as `^W (?<weight>[0-9.]+) kg$`",
+                );
             }
             Ok(pattern) => {
                 let groups: BTreeSet<&str> = pattern.capture_names().flatten().collect();
@@ -231,7 +235,11 @@ mod tests {
             "port": "/dev/ttyS1", "pattern": pattern, "points": points,
         }))
         .unwrap();
-        device.problems().into_iter().map(|(field, message, _)| format!("{field}: {message}")).collect()
+        device
+            .problems()
+            .into_iter()
+            .map(|(field, message, _)| format!("{field}: {message}"))
+            .collect()
     }
 
     #[test]
@@ -243,10 +251,7 @@ mod tests {
             ["points[0].name: the pattern has no group `weight`"]
         );
         let other = json!([{ "name": "weight", "type": "f64", "group": "x" }]);
-        assert_eq!(
-            fields("(?<w>.)", &other),
-            ["points[0].group: the pattern has no group `x`"]
-        );
+        assert_eq!(fields("(?<w>.)", &other), ["points[0].group: the pattern has no group `x`"]);
         let broken = fields("W ([0-9", &weight);
         assert_eq!(broken, ["pattern: the pattern cannot be read: unclosed character class"]);
         assert_eq!(fields("a", &json!([])), ["points: no group of the pattern becomes a column"]);

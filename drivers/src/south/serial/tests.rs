@@ -82,7 +82,10 @@ fn reasons(rows: &Rows, row: usize) -> Vec<Option<&str>> {
 async fn groups_become_columns() {
     let (mut south, mut table, mut device) = scale(json!({}));
     advance(OPENING).await;
-    device.write_all(b"ST,GS,  12.50 kg #7\r\nUS,GS,-----kg\r\nboot ok\r\nST,GS,3kg\r\n").await.unwrap();
+    device
+        .write_all(b"ST,GS,  12.50 kg #7\r\nUS,GS,-----kg\r\nboot ok\r\nST,GS,3kg\r\n")
+        .await
+        .unwrap();
     let rows = rows(&mut south, &mut table).await;
     assert_eq!(rows.qualities, [Quality::Good, Quality::Uncertain, Quality::Uncertain]);
     let weights = rows.columns[1].as_primitive::<Float64Type>();
@@ -100,7 +103,9 @@ async fn groups_become_columns() {
 /// What is under way when the port is opened could be the rest of a line: `2.50` of `12.50`.
 #[tokio::test(start_paused = true)]
 async fn half_a_line_after_opening_is_not_a_value() {
-    let (mut south, mut table, mut device) = scale(json!({ "pattern": "(?<weight>[0-9.]+)", "points": [{ "name": "weight", "type": "f64" }] }));
+    let (mut south, mut table, mut device) = scale(
+        json!({ "pattern": "(?<weight>[0-9.]+)", "points": [{ "name": "weight", "type": "f64" }] }),
+    );
     device.write_all(b"2.50\n13.00\n").await.unwrap();
     let rows = rows(&mut south, &mut table).await;
     assert_eq!(rows.columns[0].as_primitive::<Float64Type>().values(), &[13.0]);
