@@ -136,6 +136,12 @@ impl BusHandle {
         self.state.wait_for(|s| *s == LinkState::Up).await.map(|_| ()).map_err(|_| Gone)
     }
 
+    /// Waits until the connection's state may have changed. `Err` when the owner is gone for good.
+    /// Cancel safe.
+    pub(crate) async fn changed(&mut self) -> Result<(), Gone> {
+        self.state.changed().await.map_err(|_| Gone)
+    }
+
     /// Queues a request; the answer comes through the receiver, whose end without an answer means
     /// that the owner failed. Dropping the receiver withdraws the request. Cancel safe.
     pub(crate) async fn submit(&self, mut job: NewJob) -> Result<oneshot::Receiver<Answer>, Gone> {
@@ -257,14 +263,14 @@ enum Speech {
 
 /// A connection with its framing.
 enum Spoken {
-    Tcp(Connection<Box<dyn Link>>),
+    Tcp(Box<Connection<Box<dyn Link>>>),
     Rtu(Box<LineConnection<Box<dyn Link>>>),
 }
 
 impl Spoken {
     fn new(stream: Box<dyn Link>, speech: Speech) -> Self {
         match speech {
-            Speech::Tcp(tid_check) => Self::Tcp(Connection::new(stream, tid_check)),
+            Speech::Tcp(tid_check) => Self::Tcp(Box::new(Connection::new(stream, tid_check))),
             Speech::Rtu(timing, echo) => {
                 Self::Rtu(Box::new(LineConnection::new(stream, timing, echo)))
             }

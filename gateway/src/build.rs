@@ -19,6 +19,8 @@ use tidegate_drivers::north::stdout::StdoutNorth;
 use tidegate_drivers::south::generate::GenerateSouth;
 use tidegate_drivers::south::modbus::ModbusSouth;
 use tidegate_drivers::south::mqtt::MqttSouth;
+use tidegate_drivers::south::replay::ReplaySouth;
+use tidegate_drivers::south::serial::SerialSouth;
 use tidegate_drivers::types::{Secret, Span};
 use tidegate_drivers::{Fault, North, South, TableBuilder};
 use tidegate_engine::store::{self, Layout, SinkLayout, Store, StoreOptions, TableLayout};
@@ -112,8 +114,8 @@ pub fn start(document: &Document, around: &Surroundings) -> Result<Running, Star
     for table in &tables {
         let readers = readers.remove(table.name.as_str()).unwrap_or_default();
         let arrivals = builder.table(table, readers);
-        for device in &table.devices {
-            builder.device(&document.devices[*device], table, arrivals.clone(), &links);
+        for (device, group) in table.devices.iter().zip(&table.groups) {
+            builder.device(&document.devices[*device], *group, table, arrivals.clone(), &links);
         }
     }
     for sink in &document.sinks {
@@ -316,13 +318,14 @@ impl Builder<'_> {
     fn device(
         &mut self,
         device: &Device,
+        group: usize,
         table: &TableConfig,
         arrivals: mpsc::Sender<Arrival>,
         links: &BTreeMap<String, BusHandle>,
     ) {
-        let name = device.name.to_string();
+        let name = device.part_name(group);
         let (health, counts) = (Arc::new(Health::default()), Arc::new(SourceCounts::default()));
-        let south = self.south(device, links);
+        let south = self.south(device, group, links);
         self.views.devices.push(DeviceView {
             name: name.clone(),
             table: table.name.clone(),
@@ -340,16 +343,28 @@ impl Builder<'_> {
         let part = Source {
             rows: TableBuilder::new(south.points(), device.point_quality),
             south,
-            batcher: Batcher::new(&name, table.columns.clone(), table.feed, clock, first_seq),
+            batcher: Batcher::new(
+                device.name.as_str(),
+                table.columns.clone(),
+                table.feed,
+                clock,
+                first_seq,
+            ),
             name: name.clone(),
             table: arrivals,
             when_busy: match device.driver {
-                DeviceDriver::Modbus(_) => WhenBusy::Drop,
-                DeviceDriver::Mqtt(_) | DeviceDriver::Generate(_) => WhenBusy::Wait,
+                // Neither waits for us.
+                DeviceDriver::Modbus(_) | DeviceDriver::Serial(_) => WhenBusy::Drop,
+                DeviceDriver::Mqtt(_) | DeviceDriver::Generate(_) | DeviceDriver::Replay(_) => {
+                    WhenBusy::Wait
+                }
             },
             pauses: match &device.driver {
                 DeviceDriver::Mqtt(feed) => pauses(feed.backoff_min, feed.backoff_max),
-                DeviceDriver::Modbus(_) | DeviceDriver::Generate(_) => DEFAULT_PAUSES,
+                DeviceDriver::Serial(serial) => pauses(serial.backoff_min, serial.backoff_max),
+                DeviceDriver::Modbus(_) | DeviceDriver::Generate(_) | DeviceDriver::Replay(_) => {
+                    DEFAULT_PAUSES
+                }
             },
             counts,
             stop: self.stop_sources.clone(),
@@ -364,6 +379,7 @@ impl Builder<'_> {
     fn south(
         &self,
         device: &Device,
+        group: usize,
         links: &BTreeMap<String, BusHandle>,
     ) -> Result<Box<dyn South>, Fault> {
         let name = device.name.as_str();
@@ -373,13 +389,15 @@ impl Builder<'_> {
                     .get(modbus.link.as_str())
                     .cloned()
                     .ok_or_else(|| Fault::Config(format!("there is no link `{}`", modbus.link)))?;
-                Box::new(ModbusSouth::new(name, modbus.clone(), bus)?)
+                Box::new(ModbusSouth::new(device.part_name(group), modbus.group(group), bus)?)
             }
             DeviceDriver::Mqtt(feed) => {
                 let password = self.secret(feed.password.as_ref())?;
                 Box::new(MqttSouth::new(feed.clone(), self.client_id(name), password)?)
             }
             DeviceDriver::Generate(generate) => Box::new(GenerateSouth::new(generate.clone())),
+            DeviceDriver::Serial(serial) => Box::new(SerialSouth::new(serial.clone())?),
+            DeviceDriver::Replay(replay) => Box::new(ReplaySouth::new(replay.clone())?),
         })
     }
 

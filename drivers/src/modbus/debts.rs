@@ -43,7 +43,7 @@ impl Debts {
 
     /// A request to the same unit whose reply cannot be mistaken for one to `request`, nor, where
     /// that is possible, for one that is owed.
-    pub(crate) fn probe(&self, request: &ReadRequest) -> ReadRequest {
+    pub(crate) fn probe(&self, request: ReadRequest) -> ReadRequest {
         use RegisterKind::{Coil, Discrete, Holding, Input};
         // First the function that devices without the register at hand refuse most politely.
         let others = match request.kind {
@@ -53,7 +53,7 @@ impl Debts {
             Discrete => [Coil, Input, Holding],
         };
         let free = others.into_iter().find(|k| !self.owes(request.unit, k.read_function()));
-        ReadRequest { kind: free.unwrap_or(others[0]), quantity: 1, ..*request }
+        ReadRequest { kind: free.unwrap_or(others[0]), quantity: 1, ..request }
     }
 
     /// A frame of `unit` with `function` came. True where it pays a debt: it belongs to the oldest
@@ -100,7 +100,7 @@ mod tests {
             debts.missed(9, function, false);
         }
         assert!(debts.owes(9, 3) && !debts.owes(9, 1) && !debts.owes(8, 3));
-        assert_eq!(debts.probe(&HOLDING).kind, RegisterKind::Coil, "03 and 04 are owed");
+        assert_eq!(debts.probe(HOLDING).kind, RegisterKind::Coil, "03 and 04 are owed");
         assert!(debts.heard(9, 0x84), "the exception to 04");
         assert!(debts.owes(9, 3), "the younger 03");
         assert!(!debts.heard(9, 4), "a second one is nobody's");

@@ -121,7 +121,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LineConnection<T> {
     ) -> Result<Instant, Failure> {
         self.clear_line(tally).await?;
         if self.debts.owes(request.unit, request.kind.read_function()) {
-            let probe = self.debts.probe(request);
+            let probe = self.debts.probe(*request);
             tally.add(Counter::Probes, 1);
             match self.exchange(&probe, timeout, data, tally).await {
                 Err(failure @ (Failure::Timeout(_) | Failure::Link(_))) => return Err(failure),
@@ -144,13 +144,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LineConnection<T> {
         tally.add(Counter::Requests, 1);
         let limit = Instant::now() + timeout;
         // Not flushed: on a port that means to block the thread until the last bit is on the line.
-        match timeout_at(limit, self.stream.write_all(&sent)).await {
-            Ok(result) => result.map_err(|e| broken(&e))?,
-            Err(_) => {
-                let text = "the connection does not take the request in time";
-                return Err(Failure::Link(text.into()));
-            }
-        }
+        let Ok(written) = timeout_at(limit, self.stream.write_all(&sent)).await else {
+            return Err(Failure::Link("the connection does not take the request in time".into()));
+        };
+        written.map_err(|e| broken(&e))?;
         tally.add(Counter::BytesOut, sent.len());
         self.active_at = Instant::now() + self.timing.request;
         let deadline = self.active_at + timeout;

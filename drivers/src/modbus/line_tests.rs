@@ -38,7 +38,7 @@ async fn receive(peer: &mut DuplexStream) -> [u8; 8] {
 }
 
 /// A reply in which each register holds its own address.
-fn addresses(request: &[u8; 8]) -> Vec<u8> {
+fn addresses(request: [u8; 8]) -> Vec<u8> {
     let word = |at: usize| u16::from_be_bytes([request[at], request[at + 1]]);
     let mut body = vec![request[0], request[1], u8::try_from(2 * word(4)).unwrap()];
     body.extend((0..word(4)).flat_map(|i| (word(2) + i).to_be_bytes()));
@@ -118,7 +118,7 @@ async fn a21_stray_bytes_are_not_the_replys() {
     let request = holding(1, 7, 2);
     let asked = line.read(&request, LIMIT, &mut data, Tally(&tally));
     let answered = async {
-        let reply = addresses(&receive(&mut theirs).await);
+        let reply = addresses(receive(&mut theirs).await);
         theirs.write_all(&reply).await.unwrap();
     };
     let (outcome, ()) = tokio::join!(asked, answered);
@@ -189,7 +189,7 @@ async fn f22_all_that_can_be_wrong_is_classified() {
     let good = with_crc(&hex("01 03 04 00 07 00 08"));
     let request = holding(1, 7, 2);
     let bad = |what| Err(Failure::BadReply(what));
-    let cases: Vec<(Vec<u8>, Result<Vec<u8>, Failure>)> = vec![
+    let cases = [
         (with_crc(&hex("01 03 02 00 07")), bad(BadReply::ByteCount { expected: 4, found: 2 })),
         (
             with_crc(&hex("01 03 06 00 07 00 08 00 09")),
@@ -222,7 +222,7 @@ async fn requests_keep_their_distance() {
             if let Some(last) = last {
                 assert!(last.elapsed() >= port(9600).silence, "{:?}", last.elapsed());
             }
-            theirs.write_all(&addresses(&request)).await.unwrap();
+            theirs.write_all(&addresses(request)).await.unwrap();
             last = Some(Instant::now());
         }
     });
@@ -250,7 +250,7 @@ fn spawn_unit(
             n += 1;
             let Some(after) = pattern(n) else { continue };
             let reply = match request[1] {
-                3 => addresses(&request),
+                3 => addresses(request),
                 _ if !polite => continue,
                 function => with_crc(&[request[0], function | 0x80, 1]),
             };
@@ -315,7 +315,7 @@ async fn f21_a_unit_one_behind_gives_no_wrong_value() {
         let mut request = [0; 8];
         while theirs.read_exact(&mut request).await.is_ok() {
             let reply = match request[1] {
-                3 => addresses(&request),
+                3 => addresses(request),
                 function => with_crc(&[1, function | 0x80, 1]),
             };
             if let Some(before) = before.replace(reply) {
@@ -366,7 +366,7 @@ async fn f24_noise_gives_no_wrong_value() {
         let mut request = [0; 8];
         while theirs.read_exact(&mut request).await.is_ok() {
             let mut reply = match request[1] {
-                3 => addresses(&request),
+                3 => addresses(request),
                 function => with_crc(&[1, function | 0x80, 1]),
             };
             for byte in &mut reply {

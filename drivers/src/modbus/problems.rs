@@ -42,11 +42,8 @@ impl ModbusDevice {
         if self.points.is_empty() {
             found.add("points", "the device has no points", "list at least one point");
         }
-        if self.polls.len() != 1 {
-            let message = format!("the device has {} poll groups", self.polls.len());
-            found.add("polls", message, "give exactly one poll group");
-        }
-        if self.polls.iter().any(|p| p.every.duration().is_zero()) {
+        self.check_polls(found);
+        if self.polls.iter().any(|p| p.every.period().is_some_and(|every| every.is_zero())) {
             found.add("polls", "a poll group's `every` is zero", "write a time such as `1s`");
         }
         if self.timeout.duration().is_zero() {
@@ -59,6 +56,25 @@ impl ModbusDevice {
             if value == 0 || value > most {
                 let hint = format!("1 to {most} (Modbus specification, section {section})");
                 found.add(field, format!("`{field}` is {value}"), hint);
+            }
+        }
+    }
+
+    /// Each poll group has its own name and at least one point.
+    fn check_polls(&self, found: &mut Problems) {
+        if self.polls.is_empty() {
+            let hint = "leave `polls` out for one group that is read each second";
+            found.add("polls", "there is no poll group", hint);
+        }
+        for (index, poll) in self.polls.iter().enumerate() {
+            if self.polls[..index].iter().any(|p| p.name == poll.name) {
+                let message = format!("two poll groups are called `{}`", poll.name);
+                found.add("polls", message, "give each group its own name");
+            } else if self.polls.len() > 1 && self.group(index).points.is_empty() {
+                let message = format!("no point is in the poll group `{}`", poll.name);
+                let hint =
+                    format!("write `poll: {}` at its points, or remove the group", poll.name);
+                found.add("polls", message, hint);
             }
         }
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::point::Point;
 use crate::serial::{Parity, PortSettings};
-use crate::types::{Name, Span, UnitId};
+use crate::types::{Every, Name, Span, UnitId};
 
 /// A Modbus device.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -17,7 +17,8 @@ pub struct ModbusDevice {
     /// The unit id on that link.
     #[serde(default = "default_unit_id")]
     pub unit_id: UnitId,
-    /// How often the points are read. One group for now.
+    /// How often the points are read. Each group makes rows of its own: those of the first go to the
+    /// device's table, those of another one to the table `<table>_<group>`.
     #[serde(default = "default_polls")]
     pub polls: Vec<Poll>,
     /// Deadline of one request, from sending to the whole reply.
@@ -49,8 +50,9 @@ pub struct ModbusDevice {
 pub struct Poll {
     /// The group's name.
     pub name: Name,
-    /// Time from one cycle's start to the next one's.
-    pub every: Span,
+    /// Time from one cycle's start to the next one's, or `on_connect`: read once each time the
+    /// connection is made, such as a serial number.
+    pub every: Every,
     /// Starts the cycles at a moment within `every` that follows from the device's name, instead of
     /// at once: devices with equal times are then not all asked in the same moment.
     #[serde(default)]
@@ -217,7 +219,7 @@ fn default_unit_id() -> UnitId {
 
 fn default_polls() -> Vec<Poll> {
     let name = "default".parse().unwrap_or_else(|_| unreachable!("a name"));
-    vec![Poll { name, every: Span::from_secs(1), spread: false }]
+    vec![Poll { name, every: Every::Span(Span::from_secs(1)), spread: false }]
 }
 
 fn default_timeout() -> Span {
@@ -274,7 +276,23 @@ impl ModbusDevice {
         if kind.is_bits() { self.max_bits } else { self.max_registers }
     }
 
-    /// The columns of the device's table.
+    /// The same device with only the poll group `index` and its points. A device with one group is
+    /// its own first group.
+    #[must_use]
+    pub fn group(&self, index: usize) -> Self {
+        let Some(poll) = self.polls.get(index) else { return self.clone() };
+        let belongs = |point: &&ModbusPoint| match &point.poll {
+            Some(name) => *name == poll.name,
+            None => index == 0,
+        };
+        Self {
+            polls: vec![poll.clone()],
+            points: self.points.iter().filter(belongs).cloned().collect(),
+            ..self.clone()
+        }
+    }
+
+    /// The columns of all poll groups.
     pub fn columns(&self) -> Vec<Point> {
         self.points
             .iter()

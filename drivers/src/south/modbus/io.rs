@@ -21,6 +21,9 @@ use crate::point::Point;
 use crate::stats::{Counter, LinkState, Stats};
 use crate::table::TableBuilder;
 
+/// How often something that is read once is tried until the device has answered.
+const ONCE_RETRY: Duration = Duration::from_secs(10);
+
 /// Where a device is between two calls of `read`.
 enum Phase {
     /// Waits for the next cycle.
@@ -46,6 +49,8 @@ pub struct ModbusSouth {
     phase: Phase,
     /// When the next cycle starts, or the one under way should have.
     due: Option<Instant>,
+    /// Read once a connection: the number of the one for which that is done.
+    once: Option<u64>,
     /// Where in `period` cycles start, counted from the first reading.
     offset: Duration,
     /// Pause after a reply, and when the one under way ends.
@@ -77,10 +82,17 @@ impl ModbusSouth {
                 problem.message, problem.hint
             )));
         }
-        let poll = device.polls.first();
-        let period = poll.map(|p| p.every.duration()).unwrap_or_default();
-        let spread = poll.is_some_and(|p| p.spread);
+        let [poll] = device.polls.as_slice() else {
+            let text = format!("device {name}: only one poll group can be read at once");
+            return Err(Fault::Config(text));
+        };
+        let (period, once) = match poll.every.period() {
+            Some(period) => (period, None),
+            None => (ONCE_RETRY, Some(0)),
+        };
+        let spread = poll.spread;
         Ok(Self {
+            once,
             offset: if spread { phase(&name, period) } else { Duration::ZERO },
             delay: device.inter_request_delay.duration(),
             ready_at: None,
@@ -106,6 +118,9 @@ impl ModbusSouth {
     /// Waits for the next cycle's due time and for the link. `false` where the link was down
     /// for the whole cycle.
     async fn wait(&mut self) -> Result<bool, Fault> {
+        if self.once.is_some() {
+            self.reconnected().await?;
+        }
         let due = *self.due.get_or_insert_with(|| Instant::now() + self.offset);
         sleep_until(due).await;
         if self.bus.state() != LinkState::Up {
@@ -123,6 +138,18 @@ impl ModbusSouth {
                 Ok(false)
             }
         }
+    }
+
+    /// Waits while the connection is the one for which all was read.
+    async fn reconnected(&mut self) -> Result<(), Fault> {
+        while self.once == Some(self.bus.stats().get(Counter::Connects)) {
+            self.stats.set_state(self.bus.state());
+            if self.bus.changed().await.is_err() {
+                return Err(self.gone());
+            }
+            self.due = None;
+        }
+        Ok(())
     }
 
     /// A cycle in which nothing could be read for want of a connection.
@@ -199,6 +226,10 @@ impl ModbusSouth {
             tracing::info!(device = %self.name, holes, "learnt what the device refuses to read");
             let notes = self.scheduler.holes().iter().map(ToString::to_string).collect();
             self.stats.set_notes(notes);
+        }
+        if self.once.is_some() && self.scheduler.is_settled() && matches!(outcome, Outcome::Row(_))
+        {
+            self.once = Some(self.bus.stats().get(Counter::Connects));
         }
         if let Some(due) = self.due {
             self.plan_next(due);

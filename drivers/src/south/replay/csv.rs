@@ -36,13 +36,11 @@ pub(super) fn split(line: &str, fields: &mut Vec<String>) -> bool {
             field.push_str(&rest[..end]);
             rest = &rest[end..];
         }
-        match rest.strip_prefix(',') {
-            Some(more) => rest = more,
-            None => {
-                fields.truncate(used);
-                return rest.is_empty();
-            }
-        }
+        let Some(more) = rest.strip_prefix(',') else {
+            fields.truncate(used);
+            return rest.is_empty();
+        };
+        rest = more;
     }
 }
 

@@ -15,7 +15,7 @@ fn recording(text: &str) -> NamedTempFile {
     file
 }
 
-fn south(file: &str, more: serde_json::Value) -> (ReplaySouth, TableBuilder) {
+fn south(file: &str, more: &serde_json::Value) -> (ReplaySouth, TableBuilder) {
     let mut config = json!({
         "file": file,
         "time": "t",
@@ -49,7 +49,7 @@ const START: i64 = 1_772_323_200_000_000;
 #[tokio::test(start_paused = true)]
 async fn rows_come_at_the_recorded_pace() {
     let file = recording(JSON);
-    let (mut south, mut table) = south(file.path().to_str().unwrap(), json!({}));
+    let (mut south, mut table) = south(file.path().to_str().unwrap(), &json!({}));
     south.connect().await.unwrap();
     let start = Instant::now();
     let first = rows(&mut south, &mut table).await;
@@ -65,9 +65,9 @@ async fn rows_come_at_the_recorded_pace() {
     assert_eq!((stats.get(Counter::Replies), stats.get(Counter::Rejected)), (4, 2));
     let error = stats.last_error().unwrap();
     assert!(error.ends_with(":6: has no time that can be read"), "{error}");
-    timeout(Duration::from_secs(3600), south.read(&mut table)).await.unwrap_err();
+    timeout(Duration::from_hours(1), south.read(&mut table)).await.unwrap_err();
     south.connect().await.unwrap();
-    timeout(Duration::from_secs(3600), south.read(&mut table)).await.unwrap_err();
+    timeout(Duration::from_hours(1), south.read(&mut table)).await.unwrap_err();
     assert!(table.is_empty(), "nothing comes twice");
     assert_eq!(stats.notes(), ["the recording is at its end"]);
 }
@@ -78,7 +78,7 @@ const CSV: &str = "\u{FEFF}t,name,n,level\r\n1772323200,\"a, b\",1,1.5\r\n177232
 async fn csv_is_read_by_its_column_names() {
     let file = recording(CSV);
     let more = json!({ "format": "csv", "time_unit": "s", "speed": 60.0 });
-    let (mut south, mut table) = south(file.path().to_str().unwrap(), more);
+    let (mut south, mut table) = south(file.path().to_str().unwrap(), &more);
     south.connect().await.unwrap();
     let start = Instant::now();
     let mut all = Vec::new();
@@ -95,10 +95,11 @@ async fn csv_is_read_by_its_column_names() {
 
 #[tokio::test(start_paused = true)]
 async fn as_fast_as_the_table_takes_them() {
-    let lines: String = (0..2500).map(|n| format!("{{\"t\": {n}, \"n\": {n}}}\n")).collect();
+    let lines: Vec<_> = (0..2500).map(|n| format!("{{\"t\": {n}, \"n\": {n}}}\n")).collect();
+    let lines = lines.concat();
     let file = recording(&lines);
     let more = json!({ "pace": "fast", "restamp": true });
-    let (mut south, mut table) = south(file.path().to_str().unwrap(), more);
+    let (mut south, mut table) = south(file.path().to_str().unwrap(), &more);
     south.connect().await.unwrap();
     let mut next = 0;
     for right in [1000, 1000, 500] {
@@ -113,13 +114,13 @@ async fn as_fast_as_the_table_takes_them() {
 
 #[tokio::test]
 async fn what_cannot_be_read_is_said() {
-    let (mut gone, _) = south("/nonexistent/rows.jsonl", json!({}));
+    let (mut gone, _) = south("/nonexistent/rows.jsonl", &json!({}));
     let fault = gone.connect().await.unwrap_err();
     let text = "/nonexistent/rows.jsonl: No such file or directory (os error 2)";
     assert_eq!(fault, Fault::Link(text.to_owned()));
     let file = recording("time,level\n1,2\n");
     let path = file.path().to_str().unwrap();
-    let (mut other, _) = south(path, json!({ "format": "csv" }));
+    let (mut other, _) = south(path, &json!({ "format": "csv" }));
     let fault = other.connect().await.unwrap_err();
     let text = format!("{path}: has no column `t`: it has time, level");
     assert_eq!(fault, Fault::Config(text));

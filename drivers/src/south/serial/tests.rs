@@ -47,7 +47,7 @@ fn a_line_without_end_takes_no_memory() {
 }
 
 /// A scale: `ST,GS,+  12.50 kg`, with the state of the weight, and sometimes an article.
-fn scale(more: serde_json::Value) -> (SerialSouth, TableBuilder, DuplexStream) {
+fn scale(more: &serde_json::Value) -> (SerialSouth, TableBuilder, DuplexStream) {
     let mut config = json!({
         "port": "/dev/ttyS1",
         "pattern": r"^(?<state>ST|US),GS,(?<weight>[^k]+)kg(?: #(?<article>\d+))?$",
@@ -80,7 +80,7 @@ fn reasons(rows: &Rows, row: usize) -> Vec<Option<&str>> {
 
 #[tokio::test(start_paused = true)]
 async fn groups_become_columns() {
-    let (mut south, mut table, mut device) = scale(json!({}));
+    let (mut south, mut table, mut device) = scale(&json!({}));
     advance(OPENING).await;
     device
         .write_all(b"ST,GS,  12.50 kg #7\r\nUS,GS,-----kg\r\nboot ok\r\nST,GS,3kg\r\n")
@@ -104,7 +104,7 @@ async fn groups_become_columns() {
 #[tokio::test(start_paused = true)]
 async fn half_a_line_after_opening_is_not_a_value() {
     let (mut south, mut table, mut device) = scale(
-        json!({ "pattern": "(?<weight>[0-9.]+)", "points": [{ "name": "weight", "type": "f64" }] }),
+        &json!({ "pattern": "(?<weight>[0-9.]+)", "points": [{ "name": "weight", "type": "f64" }] }),
     );
     device.write_all(b"2.50\n13.00\n").await.unwrap();
     let rows = rows(&mut south, &mut table).await;
@@ -113,7 +113,7 @@ async fn half_a_line_after_opening_is_not_a_value() {
 
 #[tokio::test(start_paused = true)]
 async fn batches_are_bounded_in_rows_and_time() {
-    let (mut south, mut table, mut device) = scale(json!({ "batch_rows": 2, "linger": "100ms" }));
+    let (mut south, mut table, mut device) = scale(&json!({ "batch_rows": 2, "linger": "100ms" }));
     advance(OPENING).await;
     device.write_all(b"ST,GS,1kg\nST,GS,2kg\nST,GS,3kg\n").await.unwrap();
     let start = Instant::now();
@@ -127,7 +127,7 @@ async fn batches_are_bounded_in_rows_and_time() {
 
 #[tokio::test(start_paused = true)]
 async fn the_end_of_the_stream_is_an_unplugged_port() {
-    let (mut south, mut table, mut device) = scale(json!({}));
+    let (mut south, mut table, mut device) = scale(&json!({}));
     advance(OPENING).await;
     device.write_all(b"ST,GS,1kg\nST,G").await.unwrap();
     assert_eq!(rows(&mut south, &mut table).await.len(), 1);
