@@ -6,24 +6,23 @@
 //! queues up during an outage. Knows no points and no schedule.
 
 use std::convert::Infallible;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::Backoff;
 use crate::modbus::frame::ReadRequest;
-use crate::modbus::line::{LineConnection, Timing};
-use crate::modbus::transaction::{Connection, Failure, Tally};
-use crate::serial::{self, PortSettings};
+use crate::modbus::line::Timing;
+use crate::modbus::transaction::{Failure, Tally};
 use crate::south::modbus::{Bus, Echo, Framing, RtuBus, TcpBus, TidCheck};
 use crate::stats::{Counter, LinkState, Stats};
+
+mod link;
+pub(crate) use link::{Connect, Link};
+use link::{PortConnector, Speech, Spoken, TcpConnector};
 
 /// Requests that wait for a link; more than that, and devices wait for their turn to ask.
 pub const QUEUE_REQUESTS_MAX: usize = 256;
@@ -203,48 +202,6 @@ pub(crate) struct Answer {
     pub(crate) outcome: Result<Instant, Failure>,
 }
 
-/// A byte stream to a device.
-pub(crate) trait Link: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Link for T {}
-
-/// How a connection is made.
-pub(crate) trait Connect: Send {
-    fn connect(&mut self) -> BoxFuture<'_, io::Result<Box<dyn Link>>>;
-
-    /// Where to, for messages.
-    fn target(&self) -> String;
-}
-
-struct TcpConnector(TcpBus);
-
-impl Connect for TcpConnector {
-    fn connect(&mut self) -> BoxFuture<'_, io::Result<Box<dyn Link>>> {
-        Box::pin(async {
-            let stream = TcpStream::connect((self.0.host.as_str(), self.0.port)).await?;
-            // A request is one small segment; waiting to fill it only adds latency.
-            stream.set_nodelay(true)?;
-            Ok(Box::new(stream) as Box<dyn Link>)
-        })
-    }
-
-    fn target(&self) -> String {
-        format!("{}:{}", self.0.host, self.0.port)
-    }
-}
-
-struct PortConnector(PortSettings);
-
-impl Connect for PortConnector {
-    fn connect(&mut self) -> BoxFuture<'_, io::Result<Box<dyn Link>>> {
-        let opened = serial::open(&self.0).map(|port| Box::new(port) as Box<dyn Link>);
-        Box::pin(std::future::ready(opened))
-    }
-
-    fn target(&self) -> String {
-        self.0.to_string()
-    }
-}
-
 struct Pacing {
     connect_timeout: Duration,
     inter_request_delay: Duration,
@@ -252,54 +209,6 @@ struct Pacing {
     speech: Speech,
     /// A connection that stays silent is made anew.
     reopens: bool,
-}
-
-/// How frames are written.
-#[derive(Debug, Clone, Copy)]
-enum Speech {
-    Tcp(TidCheck),
-    Rtu(Timing, Echo),
-}
-
-/// A connection with its framing.
-enum Spoken {
-    Tcp(Box<Connection<Box<dyn Link>>>),
-    Rtu(Box<LineConnection<Box<dyn Link>>>),
-}
-
-impl Spoken {
-    fn new(stream: Box<dyn Link>, speech: Speech) -> Self {
-        match speech {
-            Speech::Tcp(tid_check) => Self::Tcp(Box::new(Connection::new(stream, tid_check))),
-            Speech::Rtu(timing, echo) => {
-                Self::Rtu(Box::new(LineConnection::new(stream, timing, echo)))
-            }
-        }
-    }
-
-    /// Waits for the end of the connection while no request is under way. Cancel safe.
-    async fn idle(&mut self, tally: Tally<'_>) -> Failure {
-        match self {
-            Self::Tcp(connection) => connection.idle(tally).await,
-            Self::Rtu(connection) => connection.idle(tally).await,
-        }
-    }
-
-    /// Makes one request; `transaction` is its id where frames carry one.
-    async fn read(
-        &mut self,
-        transaction: u16,
-        job: &mut NewJob,
-        tally: Tally<'_>,
-    ) -> Result<Instant, Failure> {
-        let NewJob { request, timeout, buffer, .. } = job;
-        match self {
-            Self::Tcp(connection) => {
-                connection.read(transaction, request, *timeout, buffer, tally).await
-            }
-            Self::Rtu(connection) => connection.read(request, *timeout, buffer, tally).await,
-        }
-    }
 }
 
 /// Why a connection was given up.
@@ -447,7 +356,9 @@ impl BusOwner {
             let device_stats = Arc::clone(&job.stats);
             self.transaction = self.transaction.wrapping_add(1);
             let tally = [&*link_stats, &*device_stats];
-            let outcome = connection.read(self.transaction, &mut job, Tally(&tally)).await;
+            let outcome = connection
+                .read(self.transaction, &job.request, job.timeout, &mut job.buffer, Tally(&tally))
+                .await;
             self.ready_at = Instant::now() + self.pacing.inter_request_delay;
             let end = self.judge(&outcome, served);
             if reply.send(Answer { buffer: job.buffer, outcome }).is_err() {
