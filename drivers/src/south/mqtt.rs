@@ -100,6 +100,7 @@ pub enum EpochUnit {
     Us,
 }
 
+#[cfg(feature = "io")]
 impl EpochUnit {
     /// Microseconds of one.
     pub(crate) fn micros(self) -> i64 {
