@@ -22,11 +22,15 @@ pub(crate) struct Backoff {
 impl Backoff {
     pub(crate) fn new(min: Duration, max: Duration, name: &str) -> Self {
         let min = min.max(BACKOFF_FLOOR);
-        // FNV-1a of the name: two links of one gateway get different jitter, a test the same.
-        let seed = name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+        // Two links of one gateway get different jitter, a test the same.
+        Self { min, max: max.max(min), next: min, seed: Self::hash(name) | 1 }
+    }
+
+    /// FNV-1a of a name.
+    pub(crate) fn hash(name: &str) -> u64 {
+        name.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-        });
-        Self { min, max: max.max(min), next: min, seed: seed | 1 }
+        })
     }
 
     pub(crate) fn reset(&mut self) {

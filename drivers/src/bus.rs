@@ -1,4 +1,4 @@
-//! The owner of one Modbus connection, shared by all devices behind it.
+//! The owner of one Modbus connection or serial port, shared by all devices behind it.
 //!
 //! Strictly one request is on the wire; requests are served in the order in which they came. Each
 //! device has at most one request in the queue, so a silent unit costs the others one deadline a
@@ -6,22 +6,23 @@
 //! queues up during an outage. Knows no points and no schedule.
 
 use std::convert::Infallible;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::Backoff;
 use crate::modbus::frame::ReadRequest;
-use crate::modbus::transaction::{Connection, Failure, Tally};
-use crate::south::modbus::{Bus, TcpBus, TidCheck};
+use crate::modbus::line::Timing;
+use crate::modbus::transaction::{Failure, Tally};
+use crate::south::modbus::{Bus, Echo, Framing, RtuBus, TcpBus, TidCheck};
 use crate::stats::{Counter, LinkState, Stats};
+
+mod link;
+pub(crate) use link::{Connect, Link};
+use link::{PortConnector, Speech, Spoken, TcpConnector};
 
 /// Requests that wait for a link; more than that, and devices wait for their turn to ask.
 pub const QUEUE_REQUESTS_MAX: usize = 256;
@@ -30,17 +31,21 @@ pub const QUEUE_REQUESTS_MAX: usize = 256;
 /// link with one unit that is switched off is left in peace.
 const REOPEN_TIMEOUTS: u32 = 4;
 const REOPEN_TIMEOUTS_MAX: u32 = 256;
+/// Opening a port does not wait for anything.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long requests wait for a connection that is made anew at once, before they are refused: some
 /// devices close the connection after each reply.
 const RECONNECT_GRACE: Duration = Duration::from_millis(200);
 
 /// Makes the two ends of a link: one task runs the owner, each device holds a handle.
 pub fn open(name: &str, config: &Bus) -> (BusHandle, BusOwner) {
-    let Bus::Tcp(tcp) = config;
-    with_connector(name, tcp, Box::new(TcpConnector(tcp.clone())))
+    match config {
+        Bus::Tcp(tcp) => with_connector(name, tcp, Box::new(TcpConnector(tcp.clone()))),
+        Bus::Rtu(rtu) => on_port(name, rtu, Box::new(PortConnector(rtu.settings()))),
+    }
 }
 
-/// The same over any way to connect.
+/// A TCP link over any way to connect.
 pub(crate) fn with_connector(
     name: &str,
     tcp: &TcpBus,
@@ -50,8 +55,33 @@ pub(crate) fn with_connector(
         connect_timeout: tcp.connect_timeout.duration(),
         inter_request_delay: tcp.inter_request_delay.duration(),
         backoff: Backoff::new(tcp.backoff_min.duration(), tcp.backoff_max.duration(), name),
-        tid_check: tcp.tid_check,
+        speech: match tcp.framing {
+            Framing::Tcp => Speech::Tcp(tcp.tid_check),
+            Framing::Rtu => Speech::Rtu(Timing::of_converter(), Echo::Auto),
+        },
+        reopens: true,
     };
+    assemble(name, pacing, connector)
+}
+
+/// A serial link over any way to open its port.
+pub(crate) fn on_port(
+    name: &str,
+    rtu: &RtuBus,
+    connector: Box<dyn Connect>,
+) -> (BusHandle, BusOwner) {
+    let pacing = Pacing {
+        connect_timeout: OPEN_TIMEOUT,
+        inter_request_delay: rtu.inter_request_delay.duration(),
+        backoff: Backoff::new(rtu.backoff_min.duration(), rtu.backoff_max.duration(), name),
+        speech: Speech::Rtu(Timing::of_port(&rtu.settings()), rtu.echo),
+        // A port that is gone says so, and opening one anew disturbs the line (DTR, RTS).
+        reopens: false,
+    };
+    assemble(name, pacing, connector)
+}
+
+fn assemble(name: &str, pacing: Pacing, connector: Box<dyn Connect>) -> (BusHandle, BusOwner) {
     let (jobs_in, jobs) = mpsc::channel(QUEUE_REQUESTS_MAX);
     let (link, link_out) = watch::channel(LinkState::Connecting);
     let stats = Arc::new(Stats::default());
@@ -103,6 +133,12 @@ impl BusHandle {
     /// Waits for the connection. `Err` when the owner is gone for good. Cancel safe.
     pub(crate) async fn connected(&mut self) -> Result<(), Gone> {
         self.state.wait_for(|s| *s == LinkState::Up).await.map(|_| ()).map_err(|_| Gone)
+    }
+
+    /// Waits until the connection's state may have changed. `Err` when the owner is gone for good.
+    /// Cancel safe.
+    pub(crate) async fn changed(&mut self) -> Result<(), Gone> {
+        self.state.changed().await.map_err(|_| Gone)
     }
 
     /// Queues a request; the answer comes through the receiver, whose end without an answer means
@@ -166,40 +202,13 @@ pub(crate) struct Answer {
     pub(crate) outcome: Result<Instant, Failure>,
 }
 
-/// A byte stream to a device.
-pub(crate) trait Link: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Link for T {}
-
-/// How a connection is made.
-pub(crate) trait Connect: Send {
-    fn connect(&mut self) -> BoxFuture<'_, io::Result<Box<dyn Link>>>;
-
-    /// Where to, for messages.
-    fn target(&self) -> String;
-}
-
-struct TcpConnector(TcpBus);
-
-impl Connect for TcpConnector {
-    fn connect(&mut self) -> BoxFuture<'_, io::Result<Box<dyn Link>>> {
-        Box::pin(async {
-            let stream = TcpStream::connect((self.0.host.as_str(), self.0.port)).await?;
-            // A request is one small segment; waiting to fill it only adds latency.
-            stream.set_nodelay(true)?;
-            Ok(Box::new(stream) as Box<dyn Link>)
-        })
-    }
-
-    fn target(&self) -> String {
-        format!("{}:{}", self.0.host, self.0.port)
-    }
-}
-
 struct Pacing {
     connect_timeout: Duration,
     inter_request_delay: Duration,
     backoff: Backoff,
-    tid_check: TidCheck,
+    speech: Speech,
+    /// A connection that stays silent is made anew.
+    reopens: bool,
 }
 
 /// Why a connection was given up.
@@ -284,7 +293,13 @@ impl BusOwner {
     }
 
     fn lost(&self, error: &str) {
-        tracing::warn!(target_address = %self.connector.target(), error, "no connection");
+        let target = self.connector.target();
+        // A cable that is unplugged for days is said once.
+        if self.stats.last_error().is_none_or(|last| last != error) {
+            tracing::warn!(target_address = %target, error, "no connection");
+        } else {
+            tracing::debug!(target_address = %target, error, "no connection again");
+        }
         self.stats.add(Counter::LinkFaults, 1);
         self.stats.set_error(Some(error.to_owned()));
         self.set_state(LinkState::Down);
@@ -321,7 +336,7 @@ impl BusOwner {
     }
 
     async fn serve(&mut self, stream: Box<dyn Link>, served: &mut Served) -> End {
-        let mut connection = Connection::new(stream, self.pacing.tid_check);
+        let mut connection = Spoken::new(stream, self.pacing.speech);
         let link_stats = Arc::clone(&self.stats);
         let idle_tally = [&*link_stats];
         loop {
@@ -366,8 +381,9 @@ impl BusOwner {
             Err(Failure::Timeout(_)) => {
                 served.silent += 1;
                 // Without ids a late reply would be taken for the next request's.
-                let ambiguous = self.pacing.tid_check == TidCheck::Lenient;
-                (ambiguous || served.silent >= served.reopen_after).then_some(End::Reopen)
+                let ambiguous = matches!(self.pacing.speech, Speech::Tcp(TidCheck::Lenient));
+                let silent = self.pacing.reopens && served.silent >= served.reopen_after;
+                (ambiguous || silent).then_some(End::Reopen)
             }
             Err(failure @ Failure::Link(_)) => Some(End::Lost(failure.clone())),
         }

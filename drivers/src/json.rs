@@ -144,6 +144,28 @@ impl Decoder {
     /// retain flag. Returns how many rows have no readable time although one is configured; they
     /// are appended without.
     pub(crate) fn append(&self, rows: &mut TableBuilder, origin: Origin<'_>) -> u64 {
+        let fields = self.types.len();
+        self.append_with(rows, origin.arrived, true, |rows| {
+            rows.value(fields, Value::Text(origin.topic));
+            rows.value(fields + 1, Value::U8(origin.qos));
+            rows.value(fields + 2, Value::Bool(origin.retained));
+        })
+    }
+
+    /// The first row's own time in the message that was read last.
+    pub(crate) fn first_time(&self) -> Option<i64> {
+        self.found.cells.get(self.time_slot?).and_then(|cell| self.micros(*cell))
+    }
+
+    /// The same with what the table has besides the fields, which `more` appends; without `timed`,
+    /// rows do not take their own time.
+    pub(crate) fn append_with(
+        &self,
+        rows: &mut TableBuilder,
+        arrived: Instant,
+        timed: bool,
+        more: impl Fn(&mut TableBuilder),
+    ) -> u64 {
         let found = &self.found;
         let mut timeless = 0;
         for row in 0..found.rows {
@@ -155,27 +177,20 @@ impl Decoder {
                     Err(reason) => rows.fail(point, reason),
                 }
             }
-            if let Some(slot) = self.time_slot {
+            if let Some(slot) = self.time_slot.filter(|_| timed) {
                 match self.micros(cells[slot]) {
                     Some(micros) => rows.time(micros),
                     None => timeless += 1,
                 }
             }
-            let fields = self.types.len();
-            rows.value(fields, Value::Text(origin.topic));
-            rows.value(fields + 1, Value::U8(origin.qos));
-            rows.value(fields + 2, Value::Bool(origin.retained));
-            rows.end(origin.arrived);
+            more(rows);
+            rows.end(arrived);
         }
         timeless
     }
 
     fn micros(&self, cell: Cell) -> Option<i64> {
-        let factor = match self.time_unit {
-            EpochUnit::S => 1_000_000,
-            EpochUnit::Ms => 1_000,
-            EpochUnit::Us => 1,
-        };
+        let factor = self.time_unit.micros();
         match cell {
             Cell::Int(number) => number.checked_mul(factor),
             Cell::Uint(number) => i64::try_from(number).ok()?.checked_mul(factor),
@@ -209,7 +224,7 @@ fn typed(cell: Cell, of: FieldType, text: &str) -> Result<Value<'_>, Reason> {
 
 /// Microseconds of an RFC 3339 time. Arrow's parser also takes a date alone and a time without a
 /// zone, which would be guesses; RFC 3339 has a `T` (or space) and ends with `Z` or an offset.
-fn rfc3339(text: &str, utc: Tz) -> Option<i64> {
+pub(crate) fn rfc3339(text: &str, utc: Tz) -> Option<i64> {
     let bytes = text.as_bytes();
     let zulu = matches!(bytes.last(), Some(b'Z' | b'z'));
     let offset = bytes.len() >= 6
@@ -222,7 +237,7 @@ fn rfc3339(text: &str, utc: Tz) -> Option<i64> {
 }
 
 /// A number as whole microseconds, rounded.
-fn whole(micros: f64) -> Option<i64> {
+pub(crate) fn whole(micros: f64) -> Option<i64> {
     let rounded = micros.round();
     // 2^63: the first f64 beyond i64.
     if rounded.is_nan() || rounded.abs() >= 9_223_372_036_854_775_808.0 {

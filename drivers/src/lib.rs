@@ -9,6 +9,7 @@ pub mod modbus;
 mod mqtt;
 pub mod north;
 pub mod point;
+pub mod serial;
 pub mod sim;
 pub mod south;
 pub mod types;

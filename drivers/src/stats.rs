@@ -34,7 +34,8 @@ counters! {
     Timeouts = "timeouts",
     /// Exceptions that a device answered with.
     Exceptions = "exceptions",
-    /// Replies to an earlier request, dropped (Modbus TCP transaction id).
+    /// Replies to an earlier request, dropped: by their transaction id, or on a serial line by what
+    /// was asked before and not answered.
     StaleReplies = "stale_replies",
     /// Replies from another unit, dropped.
     WrongUnit = "wrong_unit",
@@ -42,6 +43,12 @@ counters! {
     WrongFunction = "wrong_function",
     /// Replies whose length or content cannot be right.
     BadReplies = "bad_replies",
+    /// Replies whose checksum is wrong or whose end is missing (Modbus RTU).
+    CrcErrors = "crc_errors",
+    /// Bytes that belong to no frame, passed over.
+    NoiseBytes = "noise_bytes",
+    /// Requests that only find out whether a unit still owes an earlier reply (Modbus RTU).
+    Probes = "probes",
     /// Polls that were still running when the next one was due; the missed cycles are skipped.
     Overruns = "overruns",
     /// Polls in which nothing was read because there was no connection.

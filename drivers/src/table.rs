@@ -66,6 +66,8 @@ pub enum Reason {
     LinkDown,
     /// An answer that cannot be right.
     BadReply,
+    /// An answer whose checksum is wrong or whose end is missing.
+    BadCrc,
     /// The device sent NaN or infinity.
     NotANumber,
     /// The value does not fit the declared type or range.
@@ -91,6 +93,7 @@ impl fmt::Display for Reason {
             Self::Timeout => "timeout",
             Self::LinkDown => "link_down",
             Self::BadReply => "bad_reply",
+            Self::BadCrc => "bad_crc",
             Self::NotANumber => "nan",
             Self::OutOfRange => "out_of_range",
             Self::Missing => "missing",

@@ -186,6 +186,58 @@ impl FromStr for Span {
 
 string_type!(Span, "^[0-9]+(us|ms|s|m|h|d)$", "a duration with its unit", "10s");
 
+/// How often something is read: a length of time, or `on_connect` for once each time the connection
+/// is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Every {
+    /// From one start to the next one's.
+    Span(Span),
+    /// Once each time the connection is made.
+    OnConnect,
+}
+
+impl Every {
+    /// The time from one start to the next one's, where there is a next one.
+    pub const fn period(self) -> Option<Duration> {
+        match self {
+            Self::Span(span) => Some(span.duration()),
+            Self::OnConnect => None,
+        }
+    }
+}
+
+/// The word for [`Every::OnConnect`].
+const ON_CONNECT: &str = "on_connect";
+
+impl fmt::Display for Every {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Span(span) => span.fmt(f),
+            Self::OnConnect => f.write_str(ON_CONNECT),
+        }
+    }
+}
+
+impl FromStr for Every {
+    type Err = Unparsable;
+
+    fn from_str(text: &str) -> Result<Self, Unparsable> {
+        if text == ON_CONNECT {
+            return Ok(Self::OnConnect);
+        }
+        text.parse()
+            .map(Self::Span)
+            .map_err(|Unparsable(why)| Unparsable::new(format!("{why}; or `{ON_CONNECT}`")))
+    }
+}
+
+string_type!(
+    Every,
+    "^([0-9]+(us|ms|s|m|h|d)|on_connect)$",
+    "a duration with its unit, or `on_connect`",
+    "1s"
+);
+
 /// A number of bytes, written with its unit: `256KiB`, `64MiB`, `2GiB`, `100B`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(u64);
@@ -393,6 +445,14 @@ mod tests {
             text.parse::<Span>().unwrap_err();
         }
         assert_eq!("90s".parse::<Span>().unwrap().to_string(), "90s");
+    }
+
+    #[test]
+    fn a_period_may_be_once() {
+        assert_eq!("on_connect".parse(), Ok(Every::OnConnect));
+        assert_eq!("5s".parse(), Ok(Every::Span(Span::from_secs(5))));
+        let error = "once".parse::<Every>().unwrap_err().to_string();
+        assert!(error.ends_with("or `on_connect`"), "{error}");
     }
 
     #[test]

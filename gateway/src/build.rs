@@ -17,6 +17,8 @@ use tidegate_drivers::north::stdout::StdoutNorth;
 use tidegate_drivers::south::generate::GenerateSouth;
 use tidegate_drivers::south::modbus::ModbusSouth;
 use tidegate_drivers::south::mqtt::MqttSouth;
+use tidegate_drivers::south::replay::ReplaySouth;
+use tidegate_drivers::south::serial::SerialSouth;
 use tidegate_drivers::types::{Secret, Span};
 use tidegate_drivers::{Fault, North, South};
 use tidegate_engine::store::{self, Layout, SinkLayout, StoreOptions, TableLayout};
@@ -126,6 +128,7 @@ impl Surroundings {
         &self,
         document: &Document,
         device: &Device,
+        group: usize,
         bus: Option<&BusHandle>,
     ) -> Result<Box<dyn South>, Fault> {
         let name = device.name.as_str();
@@ -134,7 +137,7 @@ impl Surroundings {
                 let bus = bus
                     .cloned()
                     .ok_or_else(|| Fault::Config(format!("there is no link `{}`", modbus.link)))?;
-                Box::new(ModbusSouth::new(name, modbus.clone(), bus)?)
+                Box::new(ModbusSouth::new(device.part_name(group), modbus.group(group), bus)?)
             }
             DeviceDriver::Mqtt(feed) => {
                 let password = self.secret(feed.password.as_ref())?;
@@ -142,6 +145,8 @@ impl Surroundings {
                 Box::new(MqttSouth::new(feed.clone(), id, password)?)
             }
             DeviceDriver::Generate(generate) => Box::new(GenerateSouth::new(generate.clone())),
+            DeviceDriver::Serial(serial) => Box::new(SerialSouth::new(serial.clone())?),
+            DeviceDriver::Replay(replay) => Box::new(ReplaySouth::new(replay.clone())?),
         })
     }
 
@@ -181,7 +186,10 @@ impl Surroundings {
 pub(crate) fn link_of(device: &Device) -> Option<&str> {
     match &device.driver {
         DeviceDriver::Modbus(modbus) => Some(modbus.link.as_str()),
-        DeviceDriver::Mqtt(_) | DeviceDriver::Generate(_) => None,
+        DeviceDriver::Mqtt(_)
+        | DeviceDriver::Generate(_)
+        | DeviceDriver::Serial(_)
+        | DeviceDriver::Replay(_) => None,
     }
 }
 
@@ -189,7 +197,10 @@ pub(crate) fn link_of(device: &Device) -> Option<&str> {
 pub(crate) fn device_secret(device: &Device) -> Option<&Secret> {
     match &device.driver {
         DeviceDriver::Mqtt(feed) => feed.password.as_ref(),
-        DeviceDriver::Modbus(_) | DeviceDriver::Generate(_) => None,
+        DeviceDriver::Modbus(_)
+        | DeviceDriver::Generate(_)
+        | DeviceDriver::Serial(_)
+        | DeviceDriver::Replay(_) => None,
     }
 }
 
@@ -204,8 +215,11 @@ pub(crate) fn sink_secret(sink: &SinkSection) -> Option<&Secret> {
 /// What a device does when its table's queue is full.
 pub(crate) fn when_busy(device: &Device) -> WhenBusy {
     match device.driver {
-        DeviceDriver::Modbus(_) => WhenBusy::Drop,
-        DeviceDriver::Mqtt(_) | DeviceDriver::Generate(_) => WhenBusy::Wait,
+        // Neither waits for us.
+        DeviceDriver::Modbus(_) | DeviceDriver::Serial(_) => WhenBusy::Drop,
+        DeviceDriver::Mqtt(_) | DeviceDriver::Generate(_) | DeviceDriver::Replay(_) => {
+            WhenBusy::Wait
+        }
     }
 }
 
@@ -213,7 +227,10 @@ pub(crate) fn when_busy(device: &Device) -> WhenBusy {
 pub(crate) fn device_pauses(device: &Device) -> (Duration, Duration) {
     match &device.driver {
         DeviceDriver::Mqtt(feed) => pauses(feed.backoff_min, feed.backoff_max),
-        DeviceDriver::Modbus(_) | DeviceDriver::Generate(_) => DEFAULT_PAUSES,
+        DeviceDriver::Serial(serial) => pauses(serial.backoff_min, serial.backoff_max),
+        DeviceDriver::Modbus(_) | DeviceDriver::Generate(_) | DeviceDriver::Replay(_) => {
+            DEFAULT_PAUSES
+        }
     }
 }
 

@@ -211,11 +211,11 @@ impl Running {
                 add("link", &mut self.links, name, start_link(link, wish), &mut started);
             }
         }
-        for device in &document.devices {
-            let name = device.name.as_str();
-            if let Some(wish) = missing(&self.devices, &wanted.devices, name) {
-                let worker = self.device(device, wish);
-                add("device", &mut self.devices, name, worker, &mut started);
+        for (device, group) in document.device_parts() {
+            let name = device.part_name(group);
+            if let Some(wish) = missing(&self.devices, &wanted.devices, &name) {
+                let worker = self.device(device, group, wish);
+                add("device", &mut self.devices, &name, worker, &mut started);
             }
         }
         self.timers();
@@ -246,7 +246,8 @@ impl Running {
     /// All parts in the order of the configuration.
     fn views(&self) -> Views {
         let (document, store) = (&self.document, &self.document.store);
-        let devices = document.devices.iter().filter_map(|d| self.devices.get(d.name.as_str()));
+        let parts = document.device_parts().map(|(device, group)| device.part_name(group));
+        let devices = parts.filter_map(|name| self.devices.get(&name));
         let links = document.links.iter().filter_map(|l| self.links.get(l.name.as_str()));
         let streams = document.streams.iter().filter_map(|s| self.streams.get(s.name.as_str()));
         let sinks = document.sinks.iter().filter_map(|sink| {

@@ -321,10 +321,9 @@ pub fn problems(problems: &tidegate_config::Problems) -> Vec<web::ConfigProblem>
 }
 
 fn link(link: &LinkView) -> web::LinkStatus {
-    let Bus::Tcp(_) = link.bus;
     web::LinkStatus {
         name: link.name.clone(),
-        driver: "tcp".to_owned(),
+        driver: link.bus.kind().to_owned(),
         state: part_state(&link.health, Some(&link.stats)),
         last_error: last_error(&link.health, Some(&link.stats)),
         restarts: link.health.restarts(),

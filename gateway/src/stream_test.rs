@@ -105,9 +105,10 @@ fn batch(
     let device = match &input.device {
         Some(device) => device.to_string(),
         None => document
-            .devices
+            .tables()
             .iter()
-            .find(|d| d.table_name() == &section.from[table])
+            .find(|t| t.name == section.from[table].as_str())
+            .and_then(|t| document.devices.get(*t.devices.first()?))
             .map(|d| d.name.to_string())
             .unwrap_or_default(),
     };

@@ -57,14 +57,14 @@ impl Wanted {
             document.links.iter().map(|link| (link.name.to_string(), link.clone())).collect();
         let tables: BTreeMap<_, _> =
             document.tables().into_iter().map(|table| (table.name, table.columns)).collect();
-        let devices = document.devices.iter().filter_map(|device| {
+        let devices = document.device_parts().filter_map(|(device, group)| {
             let wish = DeviceWish {
                 section: device.clone(),
                 secret: around.current_secret(device_secret(device)),
-                columns: tables.get(device.table_name().as_str())?.clone(),
+                columns: tables.get(&device.table_of(group))?.clone(),
                 link: link_of(device).and_then(|link| links.get(link)).cloned(),
             };
-            Some((device.name.to_string(), wish))
+            Some((device.part_name(group), wish))
         });
         let devices = devices.collect();
         let streams = document.streams.iter().map(|stream| {

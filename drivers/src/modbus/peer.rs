@@ -1,4 +1,4 @@
-//! A peer for tests that speaks Modbus TCP byte by byte: none of it uses our codec.
+//! A peer for tests that speaks Modbus TCP or RTU byte by byte: none of it uses our codec.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,24 +20,51 @@ pub(crate) struct Seen {
     pub(crate) function: u8,
     pub(crate) start: u16,
     pub(crate) quantity: u16,
+    pub(crate) rtu: bool,
+}
+
+/// `body` with its CRC, bit by bit (serial guide, clause 6.2.2).
+pub(crate) fn with_crc(body: &[u8]) -> Vec<u8> {
+    let mut crc = 0xFFFF_u16;
+    for byte in body {
+        crc ^= u16::from(*byte);
+        for _ in 0..8 {
+            let carry = crc & 1;
+            crc >>= 1;
+            if carry == 1 {
+                crc ^= 0xA001;
+            }
+        }
+    }
+    let mut frame = body.to_vec();
+    frame.extend(crc.to_le_bytes());
+    frame
 }
 
 impl Seen {
-    /// A frame with this request's transaction id, unit and function before `data`, which starts
-    /// with the byte count (guide, section 3.1.3).
+    /// A frame for this request: header or CRC (guide, section 3.1.3; serial guide, clause 2.3).
+    fn frame(&self, pdu: &[u8]) -> Vec<u8> {
+        let mut frame = vec![self.unit];
+        frame.extend(pdu);
+        if self.rtu {
+            return with_crc(&frame);
+        }
+        let mut whole = self.transaction.to_be_bytes().to_vec();
+        whole.extend([0, 0, 0, u8::try_from(frame.len()).unwrap()]);
+        whole.extend(frame);
+        whole
+    }
+
+    /// A reply to this request with `data` behind the byte count.
     pub(crate) fn reply(&self, data: &[u8]) -> Vec<u8> {
-        let mut frame = self.transaction.to_be_bytes().to_vec();
-        frame.extend([0, 0, 0, u8::try_from(data.len() + 3).unwrap(), self.unit, self.function]);
-        frame.push(u8::try_from(data.len()).unwrap());
-        frame.extend(data);
-        frame
+        let mut pdu = vec![self.function, u8::try_from(data.len()).unwrap()];
+        pdu.extend(data);
+        self.frame(&pdu)
     }
 
     /// An exception frame (specification, section 7).
     pub(crate) fn exception(&self, code: u8) -> Vec<u8> {
-        let mut frame = self.transaction.to_be_bytes().to_vec();
-        frame.extend([0, 0, 0, 3, self.unit, self.function | 0x80, code]);
-        frame
+        self.frame(&[self.function | 0x80, code])
     }
 
     /// A reply in which each register holds its own address.
@@ -73,15 +100,22 @@ pub(crate) struct Peer {
     /// Answers to attempts to connect; an attempt without one is accepted.
     refusals: Arc<Mutex<VecDeque<io::ErrorKind>>>,
     connects: Arc<Mutex<Vec<Instant>>>,
+    rtu: bool,
 }
 
 impl Peer {
+    /// A peer that speaks RTU.
+    pub(crate) fn rtu(behaviour: impl FnMut(&Seen) -> Does + Send + 'static) -> Self {
+        Self { rtu: true, ..Self::new(behaviour) }
+    }
+
     pub(crate) fn new(behaviour: impl FnMut(&Seen) -> Does + Send + 'static) -> Self {
         Self {
             behaviour: Arc::new(Mutex::new(behaviour)),
             seen: Arc::default(),
             refusals: Arc::default(),
             connects: Arc::default(),
+            rtu: false,
         }
     }
 
@@ -106,19 +140,33 @@ impl Peer {
         self.connects.lock().unwrap().clone()
     }
 
+    async fn request(&self, stream: &mut DuplexStream) -> io::Result<Seen> {
+        let mut bytes = [0; 12];
+        let word = |bytes: &[u8], at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        let transaction = if self.rtu {
+            stream.read_exact(&mut bytes[6..]).await?;
+            let mut crc = [0; 2];
+            stream.read_exact(&mut crc).await?;
+            assert_eq!(with_crc(&bytes[6..])[6..], crc, "the request's CRC");
+            0
+        } else {
+            stream.read_exact(&mut bytes).await?;
+            assert_eq!((word(&bytes, 2), word(&bytes, 4)), (0, 6), "protocol id and length");
+            word(&bytes, 0)
+        };
+        Ok(Seen {
+            at: Instant::now(),
+            transaction,
+            unit: bytes[6],
+            function: bytes[7],
+            start: word(&bytes, 8),
+            quantity: word(&bytes, 10),
+            rtu: self.rtu,
+        })
+    }
+
     async fn serve(self, mut stream: DuplexStream) {
-        let mut request = [0; 12];
-        while stream.read_exact(&mut request).await.is_ok() {
-            let word = |at: usize| u16::from_be_bytes([request[at], request[at + 1]]);
-            assert_eq!((word(2), word(4)), (0, 6), "protocol id and length");
-            let seen = Seen {
-                at: Instant::now(),
-                transaction: word(0),
-                unit: request[6],
-                function: request[7],
-                start: word(8),
-                quantity: word(10),
-            };
+        while let Ok(seen) = self.request(&mut stream).await {
             self.seen.lock().unwrap().push(seen);
             let does = (self.behaviour.lock().unwrap())(&seen);
             let last = matches!(does, Does::Last(_) | Does::Closes);

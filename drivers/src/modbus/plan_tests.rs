@@ -169,3 +169,29 @@ proptest::proptest! {
         assert_eq!(found, vec![1; points.len()]);
     }
 }
+
+/// Field case A15: each poll group is planned by itself.
+#[test]
+fn a15_poll_groups_have_their_own_points() {
+    let device = with(
+        json!({ "polls": [
+            { "name": "fast", "every": "1s" }, { "name": "slow", "every": "60s" },
+            { "name": "once", "every": "on_connect" },
+        ] }),
+        &[
+            json!({ "register": "holding", "address": 1 }),
+            json!({ "register": "holding", "address": 2, "poll": "slow" }),
+            json!({ "register": "holding", "address": 3, "poll": "fast" }),
+            json!({ "register": "holding", "address": 4, "poll": "once" }),
+        ],
+    );
+    assert_eq!(device.problems(), []);
+    let names = |index: usize| -> Vec<String> {
+        device.group(index).points.iter().map(|p| p.name.to_string()).collect()
+    };
+    assert_eq!(names(0), ["p0", "p2"]);
+    assert_eq!(names(1), ["p1"]);
+    assert_eq!(names(2), ["p3"]);
+    assert_eq!(device.group(1).polls, device.polls[1..2]);
+    assert_eq!(plan(&device.group(0)).len(), 1);
+}

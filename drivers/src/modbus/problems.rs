@@ -5,7 +5,11 @@
 //! are the document's business, not this module's.
 
 use crate::modbus::plan::{ADDRESSES, BITS_MAX, REGISTERS_MAX};
-use crate::south::modbus::{Bus, ModbusDevice, ModbusPoint, Order, RegisterKind, ValueType};
+use crate::south::modbus::{
+    Bus, Framing, ModbusDevice, ModbusPoint, Order, RegisterKind, RtuBus, TcpBus, TidCheck,
+    ValueType,
+};
+use crate::types::Span;
 
 /// One thing that cannot work.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,11 +42,8 @@ impl ModbusDevice {
         if self.points.is_empty() {
             found.add("points", "the device has no points", "list at least one point");
         }
-        if self.polls.len() != 1 {
-            let message = format!("the device has {} poll groups", self.polls.len());
-            found.add("polls", message, "give exactly one poll group");
-        }
-        if self.polls.iter().any(|p| p.every.duration().is_zero()) {
+        self.check_polls(found);
+        if self.polls.iter().any(|p| p.every.period().is_some_and(|every| every.is_zero())) {
             found.add("polls", "a poll group's `every` is zero", "write a time such as `1s`");
         }
         if self.timeout.duration().is_zero() {
@@ -55,6 +56,25 @@ impl ModbusDevice {
             if value == 0 || value > most {
                 let hint = format!("1 to {most} (Modbus specification, section {section})");
                 found.add(field, format!("`{field}` is {value}"), hint);
+            }
+        }
+    }
+
+    /// Each poll group has its own name and at least one point.
+    fn check_polls(&self, found: &mut Problems) {
+        if self.polls.is_empty() {
+            let hint = "leave `polls` out for one group that is read each second";
+            found.add("polls", "there is no poll group", hint);
+        }
+        for (index, poll) in self.polls.iter().enumerate() {
+            if self.polls[..index].iter().any(|p| p.name == poll.name) {
+                let message = format!("two poll groups are called `{}`", poll.name);
+                found.add("polls", message, "give each group its own name");
+            } else if self.polls.len() > 1 && self.group(index).points.is_empty() {
+                let message = format!("no point is in the poll group `{}`", poll.name);
+                let hint =
+                    format!("write `poll: {}` at its points, or remove the group", poll.name);
+                found.add("polls", message, hint);
             }
         }
     }
@@ -189,34 +209,62 @@ pub struct LinkProblem {
 impl Bus {
     /// Everything that cannot work in this link's configuration.
     pub fn problems(&self) -> Vec<LinkProblem> {
-        let Self::Tcp(tcp) = self;
-        let wrong = [
-            (tcp.host.trim().is_empty(), "host", "is empty", "a host name or IP address"),
-            (tcp.port == 0, "port", "is 0", "1 to 65535; Modbus devices listen on 502"),
+        match self {
+            Self::Tcp(tcp) => tcp.problems(),
+            Self::Rtu(rtu) => rtu.problems(),
+        }
+    }
+}
+
+impl TcpBus {
+    fn problems(&self) -> Vec<LinkProblem> {
+        let ids = self.framing == Framing::Rtu && self.tid_check == TidCheck::Lenient;
+        let mut found = wrong([
+            (self.host.trim().is_empty(), "host", "is empty", "a host name or IP address"),
+            (self.port == 0, "port", "is 0", "1 to 65535; Modbus devices listen on 502"),
+            (ids, "tid_check", "speaks of ids, which RTU frames have not", "leave it out"),
             (
-                tcp.connect_timeout.duration().is_zero(),
+                self.connect_timeout.duration().is_zero(),
                 "connect_timeout",
                 "is zero",
                 "such as `3s`",
             ),
-            (tcp.backoff_min.duration().is_zero(), "backoff_min", "is zero", "such as `500ms`"),
-            (
-                tcp.backoff_max < tcp.backoff_min,
-                "backoff_max",
-                "is shorter than `backoff_min`",
-                "at least as long",
-            ),
-        ];
-        wrong
-            .into_iter()
-            .filter(|(wrong, ..)| *wrong)
-            .map(|(_, field, what, hint)| LinkProblem {
-                field,
-                message: format!("`{field}` {what}"),
-                hint: hint.to_owned(),
-            })
-            .collect()
+        ]);
+        found.extend(backoff(self.backoff_min, self.backoff_max));
+        found
     }
+}
+
+impl RtuBus {
+    fn problems(&self) -> Vec<LinkProblem> {
+        let port = self.settings().problems();
+        let mut found: Vec<_> = port
+            .into_iter()
+            .map(|(field, message, hint)| LinkProblem { field, message, hint })
+            .collect();
+        found.extend(backoff(self.backoff_min, self.backoff_max));
+        found
+    }
+}
+
+fn backoff(min: Span, max: Span) -> Vec<LinkProblem> {
+    wrong([
+        (min.duration().is_zero(), "backoff_min", "is zero", "such as `500ms`"),
+        (max < min, "backoff_max", "is shorter than `backoff_min`", "at least as long"),
+    ])
+}
+
+/// The problems of those fields that are wrong.
+fn wrong<const N: usize>(fields: [(bool, &'static str, &str, &str); N]) -> Vec<LinkProblem> {
+    fields
+        .into_iter()
+        .filter(|(wrong, ..)| *wrong)
+        .map(|(_, field, what, hint)| LinkProblem {
+            field,
+            message: format!("`{field}` {what}"),
+            hint: hint.to_owned(),
+        })
+        .collect()
 }
 
 struct Problems {

@@ -156,6 +156,17 @@ impl Scheduler {
         self.silent_cycles > 0
     }
 
+    /// True where nothing is gained by asking again what the last cycle asked: each point was read,
+    /// or the device refuses it for good.
+    pub(crate) fn is_settled(&self) -> bool {
+        use Reason::{IllegalAddress, IllegalFunction, IllegalValue};
+        let refused = |r: &Reason| matches!(r, IllegalFunction | IllegalAddress | IllegalValue);
+        self.slots.iter().all(|slot| match slot {
+            Slot::Failed(reason) => refused(reason),
+            Slot::Registers(_) | Slot::Bit(_) => true,
+        })
+    }
+
     /// The first failure of the last cycle, in words.
     pub(crate) fn error(&self) -> Option<&str> {
         self.error.as_deref()

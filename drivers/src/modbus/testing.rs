@@ -30,6 +30,8 @@ pub(crate) fn with(mut fields: Value, points: &[Value]) -> ModbusDevice {
 /// A link's configuration with the given fields.
 pub(crate) fn tcp(mut fields: Value) -> TcpBus {
     fields["host"] = json!("plc.test");
-    let Bus::Tcp(tcp) = serde_json::from_value(json!({ "tcp": fields })).unwrap();
-    tcp
+    match serde_json::from_value(json!({ "tcp": fields })).unwrap() {
+        Bus::Tcp(tcp) => tcp,
+        Bus::Rtu(_) => unreachable!("it was written as `tcp`"),
+    }
 }

@@ -19,7 +19,7 @@ use crate::stats::{Counter, Stats};
 use crate::table::Reason;
 
 /// Frames that one request drops before the connection is held to be out of order.
-const DROPPED_MAX: usize = 64;
+pub(crate) const DROPPED_MAX: usize = 64;
 
 /// Why a request gave no data. The variant is the caller's decision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +44,7 @@ impl Failure {
         match self {
             Self::Timeout(_) => Reason::Timeout,
             Self::Exception(exception) => exception.reason(),
+            Self::BadReply(BadReply::Crc) => Reason::BadCrc,
             Self::BadReply(_) => Reason::BadReply,
             Self::Link(_) => Reason::LinkDown,
         }
@@ -125,6 +126,15 @@ pub enum BadReply {
         /// What the frame holds.
         found: usize,
     },
+    /// The checksum is wrong, or the end is missing (RTU).
+    #[error("the reply's checksum is wrong or its end is missing")]
+    Crc,
+    /// The adapter did not repeat the request, as `echo: strip` says that it does.
+    #[error(
+        "the adapter did not repeat the request: it was disturbed on the line, or `echo` should be \
+         `auto`"
+    )]
+    NoEcho,
 }
 
 /// A frame that was not the reply to the request under way.
@@ -141,13 +151,17 @@ pub enum Dropped {
     Unit(u8),
     /// Another function.
     Function(u8),
+    /// A reply, on a serial line, to a request that was not answered in time.
+    Late(u8),
+    /// A request: of another client on the line, or ours repeated where `echo` is `none`.
+    Request(u8),
 }
 
 impl Dropped {
-    fn counter(self) -> Counter {
+    pub(crate) fn counter(self) -> Counter {
         match self {
-            Self::Stale { .. } => Counter::StaleReplies,
-            Self::Unit(_) => Counter::WrongUnit,
+            Self::Stale { .. } | Self::Late(_) => Counter::StaleReplies,
+            Self::Unit(_) | Self::Request(_) => Counter::WrongUnit,
             Self::Function(_) => Counter::WrongFunction,
         }
     }
@@ -160,6 +174,12 @@ impl fmt::Display for Dropped {
                 write!(f, "dropped a reply with transaction id {found}, waiting for {expected}")
             }
             Self::Unit(unit) => write!(f, "dropped a reply from unit {unit}"),
+            Self::Late(function) => {
+                write!(f, "dropped a late reply to an earlier function {function:02X}")
+            }
+            Self::Request(unit) => {
+                write!(f, "dropped a request to unit {unit}, which another client sent")
+            }
             Self::Function(function) => write!(f, "dropped a reply to function {function:02X}"),
         }
     }
@@ -226,6 +246,19 @@ impl Tally<'_> {
             stats.add(counter, u64::try_from(n).unwrap_or(u64::MAX));
         }
     }
+
+    /// Counts what came of a request.
+    pub(crate) fn outcome(self, outcome: &Result<Instant, Failure>) {
+        match outcome {
+            Ok(_) => self.add(Counter::Replies, 1),
+            Err(Failure::Timeout(_)) => self.add(Counter::Timeouts, 1),
+            Err(Failure::Exception(_)) => self.add(Counter::Exceptions, 1),
+            Err(Failure::BadReply(BadReply::Crc)) => self.add(Counter::CrcErrors, 1),
+            Err(Failure::BadReply(_)) => self.add(Counter::BadReplies, 1),
+            // The owner of the connection counts its end.
+            Err(Failure::Link(_)) => {}
+        }
+    }
 }
 
 /// A byte stream with at most one request under way.
@@ -273,14 +306,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
             }
             Err(_) => Err(Failure::Timeout(last_dropped)),
         };
-        match &outcome {
-            Ok(_) => tally.add(Counter::Replies, 1),
-            Err(Failure::Timeout(_)) => tally.add(Counter::Timeouts, 1),
-            Err(Failure::Exception(_)) => tally.add(Counter::Exceptions, 1),
-            Err(Failure::BadReply(_)) => tally.add(Counter::BadReplies, 1),
-            // The owner of the connection counts its end.
-            Err(Failure::Link(_)) => {}
-        }
+        tally.outcome(&outcome);
         outcome
     }
 
@@ -352,7 +378,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 }
 
-fn broken(error: &dyn std::error::Error) -> Failure {
+pub(crate) fn broken(error: &dyn std::error::Error) -> Failure {
     Failure::Link(format!("the connection broke: {error}").into())
 }
 

@@ -3,3 +3,8 @@
 pub mod generate;
 pub mod modbus;
 pub mod mqtt;
+pub mod replay;
+pub mod serial;
+
+#[cfg(feature = "io")]
+mod text;

@@ -5,7 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::point::Point;
-use crate::types::{Name, Span, UnitId};
+use crate::serial::{Parity, PortSettings};
+use crate::types::{Every, Name, Span, UnitId};
 
 /// A Modbus device.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -16,12 +17,17 @@ pub struct ModbusDevice {
     /// The unit id on that link.
     #[serde(default = "default_unit_id")]
     pub unit_id: UnitId,
-    /// How often the points are read. One group for now.
+    /// How often the points are read. Each group makes rows of its own: those of the first go to the
+    /// device's table, those of another one to the table `<table>_<group>`.
     #[serde(default = "default_polls")]
     pub polls: Vec<Poll>,
     /// Deadline of one request, from sending to the whole reply.
     #[serde(default = "default_timeout")]
     pub timeout: Span,
+    /// Pause between a reply of this device and the next request to it; the link serves others in
+    /// between. For devices that miss a request which comes too early.
+    #[serde(default = "default_delay")]
+    pub inter_request_delay: Span,
     /// Registers (or bits) that a merged request may read between two points and throw away.
     #[serde(default = "default_max_gap")]
     pub max_gap: u16,
@@ -44,8 +50,13 @@ pub struct ModbusDevice {
 pub struct Poll {
     /// The group's name.
     pub name: Name,
-    /// Time from one cycle's start to the next one's.
-    pub every: Span,
+    /// Time from one cycle's start to the next one's, or `on_connect`: read once each time the
+    /// connection is made, such as a serial number.
+    pub every: Every,
+    /// Starts the cycles at a moment within `every` that follows from the device's name, instead of
+    /// at once: devices with equal times are then not all asked in the same moment.
+    #[serde(default)]
+    pub spread: bool,
 }
 
 /// The four address spaces of a Modbus device (Modbus Application Protocol V1.1b3, section 4.3).
@@ -208,7 +219,7 @@ fn default_unit_id() -> UnitId {
 
 fn default_polls() -> Vec<Poll> {
     let name = "default".parse().unwrap_or_else(|_| unreachable!("a name"));
-    vec![Poll { name, every: Span::from_secs(1) }]
+    vec![Poll { name, every: Every::Span(Span::from_secs(1)), spread: false }]
 }
 
 fn default_timeout() -> Span {
@@ -265,7 +276,23 @@ impl ModbusDevice {
         if kind.is_bits() { self.max_bits } else { self.max_registers }
     }
 
-    /// The columns of the device's table.
+    /// The same device with only the poll group `index` and its points. A device with one group is
+    /// its own first group.
+    #[must_use]
+    pub fn group(&self, index: usize) -> Self {
+        let Some(poll) = self.polls.get(index) else { return self.clone() };
+        let belongs = |point: &&ModbusPoint| match &point.poll {
+            Some(name) => *name == poll.name,
+            None => index == 0,
+        };
+        Self {
+            polls: vec![poll.clone()],
+            points: self.points.iter().filter(belongs).cloned().collect(),
+            ..self.clone()
+        }
+    }
+
+    /// The columns of all poll groups.
     pub fn columns(&self) -> Vec<Point> {
         self.points
             .iter()
@@ -280,6 +307,95 @@ impl ModbusDevice {
 pub enum Bus {
     /// A TCP connection.
     Tcp(TcpBus),
+    /// A serial port: Modbus RTU.
+    Rtu(RtuBus),
+}
+
+impl Bus {
+    /// The word in the configuration.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Tcp(_) => "tcp",
+            Self::Rtu(_) => "rtu",
+        }
+    }
+
+    /// Pause between a reply and the next request.
+    pub fn inter_request_delay(&self) -> Span {
+        match self {
+            Self::Tcp(tcp) => tcp.inter_request_delay,
+            Self::Rtu(rtu) => rtu.inter_request_delay,
+        }
+    }
+
+    /// True where units are addressed as on a serial line: 1 to 247, with 0 for all and no reply
+    /// (Modbus over serial line V1.02, clause 2.2).
+    pub fn is_serial_line(&self) -> bool {
+        match self {
+            Self::Tcp(tcp) => tcp.framing == Framing::Rtu,
+            Self::Rtu(_) => true,
+        }
+    }
+}
+
+/// A serial port that Modbus RTU devices share. The gateway is the only client on the line.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RtuBus {
+    /// The port's device file. `/dev/serial/by-id/...` stays the same when an adapter is plugged in
+    /// again; `/dev/ttyUSB0` may not.
+    pub port: String,
+    /// Bits a second.
+    #[serde(default = "default_baud")]
+    pub baud: u32,
+    /// Parity bit; the specification's default is `even`.
+    #[serde(default)]
+    pub parity: Parity,
+    /// Stop bits, 1 or 2. Left out: 1 with parity, 2 without, as the specification wants it.
+    #[serde(default)]
+    pub stop_bits: Option<u8>,
+    /// Whether the adapter repeats what is sent.
+    #[serde(default)]
+    pub echo: Echo,
+    /// Pause between a reply and the next request, where a device needs more than the 3.5
+    /// characters of the specification.
+    #[serde(default = "default_delay")]
+    pub inter_request_delay: Span,
+    /// First pause before a port that is gone is opened again; doubles with jitter.
+    #[serde(default = "default_port_backoff_min")]
+    pub backoff_min: Span,
+    /// Longest pause before a port that is gone is opened again.
+    #[serde(default = "default_port_backoff_max")]
+    pub backoff_max: Span,
+}
+
+impl RtuBus {
+    /// How the port is set up. RTU characters have 8 data bits (Modbus over serial line V1.02,
+    /// clause 2.5.1).
+    pub fn settings(&self) -> PortSettings {
+        let stop_bits = if self.parity == Parity::None { 2 } else { 1 };
+        PortSettings {
+            path: self.port.clone(),
+            baud: self.baud,
+            parity: self.parity,
+            data_bits: 8,
+            stop_bits: self.stop_bits.unwrap_or(stop_bits),
+        }
+    }
+}
+
+/// Whether an adapter repeats what is sent, as two-wire RS-485 adapters may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Echo {
+    /// A repetition of the request is skipped where there is one.
+    #[default]
+    Auto,
+    /// Each request is repeated: a reply without the repetition before it is an error, because the
+    /// request was disturbed on the line.
+    Strip,
+    /// Nothing is repeated.
+    None,
 }
 
 /// A Modbus TCP connection.
@@ -300,7 +416,7 @@ pub struct TcpBus {
     /// Deadline for making the connection.
     #[serde(default = "default_connect_timeout")]
     pub connect_timeout: Span,
-    /// Pause between a reply and the next request.
+    /// Pause between a reply and the next request on the connection.
     #[serde(default = "default_delay")]
     pub inter_request_delay: Span,
     /// First pause before the connection is made again; doubles with jitter.
@@ -318,6 +434,8 @@ pub enum Framing {
     /// Modbus TCP with its MBAP header.
     #[default]
     Tcp,
+    /// RTU frames with their CRC, as serial converters pass them on.
+    Rtu,
 }
 
 /// Whether a reply must carry the request's transaction id.
@@ -331,6 +449,20 @@ pub enum TidCheck {
     /// do not copy the id. After a timeout the connection is made anew, so that a late reply cannot
     /// be taken for another one.
     Lenient,
+}
+
+fn default_baud() -> u32 {
+    9600
+}
+
+fn default_port_backoff_min() -> Span {
+    Span::from_millis(250)
+}
+
+/// Trying a port that is not there costs next to nothing, and an adapter that is plugged in again
+/// shall be read within 3 s.
+fn default_port_backoff_max() -> Span {
+    Span::from_secs(2)
 }
 
 fn default_port() -> u16 {

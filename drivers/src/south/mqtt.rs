@@ -100,6 +100,18 @@ pub enum EpochUnit {
     Us,
 }
 
+#[cfg(feature = "io")]
+impl EpochUnit {
+    /// Microseconds of one.
+    pub(crate) fn micros(self) -> i64 {
+        match self {
+            Self::S => 1_000_000,
+            Self::Ms => 1_000,
+            Self::Us => 1,
+        }
+    }
+}
+
 /// One field of a message.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -11,6 +11,8 @@ use tidegate_drivers::Point;
 use tidegate_drivers::south::generate::Generate;
 use tidegate_drivers::south::modbus::{Bus, ModbusDevice};
 use tidegate_drivers::south::mqtt::MqttFeed;
+use tidegate_drivers::south::replay::Replay;
+use tidegate_drivers::south::serial::SerialDevice;
 use tidegate_drivers::types::Name;
 
 /// A bus or a connection with one owner; many devices may share it.
@@ -40,19 +42,35 @@ pub struct Device {
 }
 
 impl Device {
-    /// Time between two polls, where the device is polled.
-    pub fn every(&self) -> Option<Duration> {
+    /// Time between two polls of a group, where the device is polled.
+    pub fn every(&self, group: usize) -> Option<Duration> {
         match &self.driver {
-            DeviceDriver::Modbus(device) => device.polls.iter().map(|p| p.every.duration()).max(),
+            DeviceDriver::Modbus(device) => device.polls.get(group).and_then(|p| p.every.period()),
             DeviceDriver::Generate(device) => Some(device.every.duration()),
-            DeviceDriver::Mqtt(_) => None,
+            DeviceDriver::Mqtt(_) | DeviceDriver::Serial(_) | DeviceDriver::Replay(_) => None,
         }
     }
 
-    /// The name of the SQL table that the rows go to. A name with a hyphen needs double quotes in
-    /// SQL.
+    /// The name of the SQL table that the rows go to, or those of the first poll group. A name with
+    /// a hyphen needs double quotes in SQL.
     pub fn table_name(&self) -> &Name {
         self.table.as_ref().unwrap_or(&self.name)
+    }
+
+    /// The name of the SQL table that the rows of a poll group go to.
+    pub fn table_of(&self, group: usize) -> String {
+        match self.driver.groups().get(group) {
+            Some(Some(name)) if group > 0 => format!("{}_{name}", self.table_name()),
+            _ => self.table_name().to_string(),
+        }
+    }
+
+    /// The name of the part that reads a poll group, for people.
+    pub fn part_name(&self, group: usize) -> String {
+        match self.driver.groups().get(group) {
+            Some(Some(name)) if group > 0 => format!("{}/{name}", self.name),
+            _ => self.name.to_string(),
+        }
     }
 }
 
@@ -66,6 +84,10 @@ pub enum DeviceDriver {
     Mqtt(MqttFeed),
     /// Made-up rows, for trying out SQL and for measuring.
     Generate(Generate),
+    /// A device on a serial port of its own that sends lines of text.
+    Serial(SerialDevice),
+    /// A recording that is read as if it were a device.
+    Replay(Replay),
 }
 
 impl DeviceDriver {
@@ -75,15 +97,38 @@ impl DeviceDriver {
             Self::Modbus(_) => "modbus",
             Self::Mqtt(_) => "mqtt",
             Self::Generate(_) => "generate",
+            Self::Serial(_) => "serial",
+            Self::Replay(_) => "replay",
         }
     }
 
-    /// The columns that the driver fills, known from the configuration alone.
+    /// The columns that the driver fills, known from the configuration alone; those of all poll
+    /// groups.
     pub fn columns(&self) -> Vec<Point> {
         match self {
             Self::Modbus(device) => device.columns(),
             Self::Mqtt(feed) => feed.columns(),
             Self::Generate(device) => device.columns(),
+            Self::Serial(device) => device.columns(),
+            Self::Replay(device) => device.columns(),
+        }
+    }
+
+    /// The columns of one poll group; of all that are not polled in groups, the first is all.
+    pub fn columns_of(&self, group: usize) -> Vec<Point> {
+        match self {
+            Self::Modbus(device) => device.group(group).columns(),
+            _ => self.columns(),
+        }
+    }
+
+    /// The names of the poll groups; one without a name where the driver has no groups.
+    pub fn groups(&self) -> Vec<Option<&Name>> {
+        match self {
+            Self::Modbus(device) if !device.polls.is_empty() => {
+                device.polls.iter().map(|poll| Some(&poll.name)).collect()
+            }
+            _ => vec![None],
         }
     }
 

@@ -171,23 +171,24 @@ fn yaml(value: &Value) -> String {
 }
 
 fn link(load: &LinkLoad<'_>, loaded: &Loaded, lines: &mut Vec<String>) {
-    let Bus::Tcp(bus) = &load.link.bus;
-    let request = TCP_REQUEST + bus.inter_request_delay.duration();
-    lines.push(format!(
-        "#   {}: tcp, busy {:.1} % at {} ms a request",
-        load.link.name,
-        load.busy * 100.0,
-        millis(request)
-    ));
-    for device in &load.devices {
-        lines.push(format!(
-            "#     {}: {} requests each {} ms",
-            device.name,
-            device.blocks.len(),
-            millis(device.every)
-        ));
-        let points = loaded.document.devices[device.index].driver.columns();
-        for block in &device.blocks {
+    let how = match &load.link.bus {
+        Bus::Tcp(bus) => {
+            format!("{} ms a request", millis(TCP_REQUEST + bus.inter_request_delay.duration()))
+        }
+        Bus::Rtu(bus) => format!("{} bits a second", bus.baud),
+    };
+    let (name, kind) = (&load.link.name, load.link.bus.kind());
+    lines.push(format!("#   {name}: {kind}, busy {:.1} % at {how}", load.busy * 100.0));
+    for part in &load.devices {
+        let device = &loaded.document.devices[part.index];
+        let when = match part.every {
+            Duration::ZERO => "once a connection".to_owned(),
+            every => format!("each {} ms", millis(every)),
+        };
+        let name = device.part_name(part.group);
+        lines.push(format!("#     {name}: {} requests {when}", part.blocks.len()));
+        let points = device.driver.columns_of(part.group);
+        for block in &part.blocks {
             let names: Vec<_> = block.points.iter().map(|p| points[*p].name.as_str()).collect();
             lines.push(format!("#       {}: {}", request_line(block), shortened(&names)));
         }

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_drivers::types::{Name, Span};
 
-use crate::{Device, Document};
+use crate::Document;
 
 /// SQL over one or more tables.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -52,8 +52,9 @@ impl StreamSection {
         if let Some(span) = self.idle_after {
             return span.duration();
         }
-        let reads = |device: &&Device| self.from.contains(device.table_name());
-        let slowest = document.devices.iter().filter(reads).filter_map(Device::every).max();
+        let reads = |table: &str| self.from.iter().any(|from| from.as_str() == table);
+        let polls = document.device_parts().filter(|(d, group)| reads(&d.table_of(*group)));
+        let slowest = polls.filter_map(|(device, group)| device.every(group)).max();
         slowest.map_or(IDLE_AFTER_MIN, |every| IDLE_AFTER_MIN.max(every * 2))
     }
 }

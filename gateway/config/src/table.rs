@@ -22,26 +22,38 @@ pub struct Table {
     pub columns: SchemaRef,
     /// Indices into [`Document::devices`] of the devices whose rows it holds, at least one.
     pub devices: Vec<usize>,
+    /// For each of them, which of its poll groups.
+    pub groups: Vec<usize>,
     /// True where rows are sent to us, so that there is a column `received_at`.
     pub feed: bool,
 }
 
 impl Document {
+    /// What is read by a part of its own: each device, or each of its poll groups by number.
+    pub fn device_parts(&self) -> impl Iterator<Item = (&Device, usize)> {
+        let groups = |device: &Device| device.driver.groups().len();
+        self.devices.iter().flat_map(move |d| (0..groups(d)).map(move |group| (d, group)))
+    }
+
     /// The SQL tables in the order of their first device. Where devices share a table, the first
     /// one's columns count; `check` refuses others.
     pub fn tables(&self) -> Vec<Table> {
         let mut tables: Vec<Table> = Vec::new();
         for (index, device) in self.devices.iter().enumerate() {
-            let name = device.table_name().as_str();
-            if let Some(table) = tables.iter_mut().find(|t| t.name == name) {
-                table.devices.push(index);
-            } else {
-                tables.push(Table {
-                    name: name.to_owned(),
-                    columns: device.schema(),
-                    devices: vec![index],
-                    feed: device.driver.is_feed(),
-                });
+            for group in 0..device.driver.groups().len() {
+                let name = device.table_of(group);
+                if let Some(table) = tables.iter_mut().find(|t| t.name == name) {
+                    table.devices.push(index);
+                    table.groups.push(group);
+                } else {
+                    tables.push(Table {
+                        name,
+                        columns: device.schema_of(group),
+                        devices: vec![index],
+                        groups: vec![group],
+                        feed: device.driver.is_feed(),
+                    });
+                }
             }
         }
         tables
@@ -49,8 +61,8 @@ impl Document {
 }
 
 impl Device {
-    /// All columns of the device's table, in order.
-    pub fn schema(&self) -> SchemaRef {
+    /// All columns of the table of one of the device's poll groups, in order.
+    pub fn schema_of(&self, group: usize) -> SchemaRef {
         let utc = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
         let mut fields = vec![
             Field::new("time", utc(), false),
@@ -61,7 +73,7 @@ impl Device {
         if self.driver.is_feed() {
             fields.push(Field::new("received_at", utc(), false));
         }
-        let points = self.driver.columns();
+        let points = self.driver.columns_of(group);
         fields.extend(points.iter().map(|p| Field::new(&p.name, p.data_type.clone(), true)));
         if self.point_quality {
             for point in points.iter().filter(|p| !p.metadata) {

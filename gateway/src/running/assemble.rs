@@ -102,15 +102,17 @@ impl Running {
     pub(super) fn device(
         &self,
         device: &Device,
+        group: usize,
         wish: DeviceWish,
     ) -> Worker<DeviceWish, DeviceView> {
-        let name = device.name.to_string();
+        let name = device.part_name(group);
         let (health, counts) = (Arc::new(Health::default()), Arc::new(SourceCounts::default()));
         let bus = build::link_of(device).and_then(|link| self.links.get(link));
-        let south = self.around.south(&self.document, device, bus.map(|link| &link.ends.1));
+        let south = self.around.south(&self.document, device, group, bus.map(|link| &link.ends.1));
         let (pulse, stop) = (Arc::new(Pulse::default()), CancellationToken::new());
         let feed = device.driver.is_feed();
-        let table = device.table_name().as_str();
+        let table = device.table_of(group);
+        let table = table.as_str();
         let view = DeviceView {
             name: name.clone(),
             table: table.to_owned(),
@@ -118,7 +120,7 @@ impl Running {
             health: health.clone(),
             stats: south.as_ref().ok().map(|s| s.stats()),
             counts: counts.clone(),
-            pulse: (pulse.clone(), device.every().unwrap_or_default()),
+            pulse: (pulse.clone(), device.every(group).unwrap_or_default()),
         };
         if let Some(stats) = view.stats.clone().filter(|_| feed) {
             self.feeds.put(&name, stats);
@@ -141,7 +143,7 @@ impl Running {
         let part = Source {
             rows: TableBuilder::new(south.points(), device.point_quality),
             south,
-            batcher: Batcher::new(&name, columns.clone(), feed, clock, first_seq),
+            batcher: Batcher::new(device.name.as_str(), columns.clone(), feed, clock, first_seq),
             name: name.clone(),
             table: arrivals.clone(),
             when_busy: build::when_busy(device),

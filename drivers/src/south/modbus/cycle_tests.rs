@@ -325,3 +325,32 @@ async fn a_wrong_configuration_is_refused_in_words() {
     let fault = ModbusSouth::new("meter", with(json!({}), &points), bus).unwrap_err();
     assert!(matches!(&fault, Fault::Config(text) if text.contains("`e`")), "{fault}");
 }
+
+/// Field case A14: what is read once is read again when the connection was made anew, and until
+/// then not; a device that does not answer is asked again.
+#[tokio::test(start_paused = true)]
+async fn a14_a_serial_number_is_read_once_a_connection() {
+    let mut count = 0;
+    let peer = Peer::new(move |seen| {
+        count += 1;
+        match count {
+            1 => Does::Nothing,
+            3 => Does::Last(seen.addresses()),
+            _ => Does::Says(seen.addresses()),
+        }
+    });
+    let bus = link(&peer, json!({}));
+    let polls = json!({ "polls": [{ "name": "once", "every": "on_connect" }], "timeout": "1s" });
+    let mut rig = Rig::new(&bus, polls, &holding(&[40]));
+    let start = Instant::now();
+    assert_eq!(values(&rig.cycle().await, 0), [None]);
+    assert_eq!(values(&rig.cycle().await, 0), [Some(40)]);
+    assert_eq!(start.elapsed().as_secs(), 10);
+    timeout(Duration::from_hours(1), rig.cycle()).await.unwrap_err();
+    // Another device of the link is there when the connection is lost and made anew.
+    let mut other = Rig::new(&bus, json!({}), &holding(&[41]));
+    other.cycle().await;
+    assert_eq!(values(&rig.cycle().await, 0), [Some(40)]);
+    timeout(Duration::from_hours(1), rig.cycle()).await.unwrap_err();
+    assert_eq!(peer.seen().iter().filter(|s| s.start == 40).count(), 3);
+}

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::ModbusDevice;
+use crate::backoff::Backoff;
 use crate::border::{Fault, Receipt, South};
 use crate::bus::{Answer, BusHandle, Gone, Membership, NewJob};
 use crate::modbus::plan::Hole;
@@ -19,6 +20,9 @@ use crate::modbus::transaction::Failure;
 use crate::point::Point;
 use crate::stats::{Counter, LinkState, Stats};
 use crate::table::TableBuilder;
+
+/// How often something that is read once is tried until the device has answered.
+const ONCE_RETRY: Duration = Duration::from_secs(10);
 
 /// Where a device is between two calls of `read`.
 enum Phase {
@@ -45,6 +49,13 @@ pub struct ModbusSouth {
     phase: Phase,
     /// When the next cycle starts, or the one under way should have.
     due: Option<Instant>,
+    /// Read once a connection: the number of the one for which that is done.
+    once: Option<u64>,
+    /// Where in `period` cycles start, counted from the first reading.
+    offset: Duration,
+    /// Pause after a reply, and when the one under way ends.
+    delay: Duration,
+    ready_at: Option<Instant>,
     /// Travels with each request and comes back with its data.
     buffer: Vec<u8>,
     _membership: Membership,
@@ -71,8 +82,20 @@ impl ModbusSouth {
                 problem.message, problem.hint
             )));
         }
-        let period = device.polls.first().map(|p| p.every.duration()).unwrap_or_default();
+        let [poll] = device.polls.as_slice() else {
+            let text = format!("device {name}: only one poll group can be read at once");
+            return Err(Fault::Config(text));
+        };
+        let (period, once) = match poll.every.period() {
+            Some(period) => (period, None),
+            None => (ONCE_RETRY, Some(0)),
+        };
+        let spread = poll.spread;
         Ok(Self {
+            once,
+            offset: if spread { phase(&name, period) } else { Duration::ZERO },
+            delay: device.inter_request_delay.duration(),
+            ready_at: None,
             name,
             points: device.columns(),
             period,
@@ -95,7 +118,10 @@ impl ModbusSouth {
     /// Waits for the next cycle's due time and for the link. `false` where the link was down
     /// for the whole cycle.
     async fn wait(&mut self) -> Result<bool, Fault> {
-        let due = *self.due.get_or_insert_with(Instant::now);
+        if self.once.is_some() {
+            self.reconnected().await?;
+        }
+        let due = *self.due.get_or_insert_with(|| Instant::now() + self.offset);
         sleep_until(due).await;
         if self.bus.state() != LinkState::Up {
             self.stats.set_state(self.bus.state());
@@ -109,6 +135,18 @@ impl ModbusSouth {
                 Ok(false)
             }
         }
+    }
+
+    /// Waits while the connection is the one for which all was read.
+    async fn reconnected(&mut self) -> Result<(), Fault> {
+        while self.once == Some(self.bus.stats().get(Counter::Connects)) {
+            self.stats.set_state(self.bus.state());
+            if self.bus.changed().await.is_err() {
+                return Err(self.gone());
+            }
+            self.due = None;
+        }
+        Ok(())
     }
 
     /// A cycle in which nothing could be read for want of a connection.
@@ -142,6 +180,9 @@ impl ModbusSouth {
             let Some(request) = self.scheduler.next_request() else {
                 return Ok(());
             };
+            if let Some(ready_at) = self.ready_at {
+                sleep_until(ready_at).await;
+            }
             let job = NewJob {
                 request,
                 timeout: self.timeout,
@@ -157,6 +198,7 @@ impl ModbusSouth {
 
     fn take(&mut self, answer: Result<Answer, oneshot::error::RecvError>) {
         let now = Instant::now();
+        self.ready_at = (!self.delay.is_zero()).then(|| now + self.delay);
         if let Ok(Answer { buffer, outcome }) = answer {
             let outcome = outcome.map(|arrived| (&buffer[..], arrived));
             self.scheduler.answer(outcome, now);
@@ -187,10 +229,20 @@ impl ModbusSouth {
             let notes = self.scheduler.holes().iter().map(ToString::to_string).collect();
             self.stats.set_notes(notes);
         }
+        if self.once.is_some() && self.scheduler.is_settled() && matches!(outcome, Outcome::Row(_))
+        {
+            self.once = Some(self.bus.stats().get(Counter::Connects));
+        }
         if let Some(due) = self.due {
             self.plan_next(due);
         }
     }
+}
+
+/// A moment within `period` that depends on the name alone.
+fn phase(name: &str, period: Duration) -> Duration {
+    let percent = Backoff::hash(name) % 100;
+    period * u32::try_from(percent).unwrap_or(0) / 100
 }
 
 /// The due time after the cycle that was due at `due` and has ended at `now`, and whether it
@@ -262,6 +314,9 @@ impl South for ModbusSouth {
 #[cfg(test)]
 #[path = "link_tests.rs"]
 mod link_tests;
+#[cfg(test)]
+#[path = "rtu_tests.rs"]
+mod rtu_tests;
 #[cfg(test)]
 #[path = "cycle_tests.rs"]
 mod tests;

@@ -20,8 +20,6 @@ fn refused(driver: &DeviceDriver) -> Vec<Refused> {
         DeviceDriver::Modbus(device) => device
             .problems()
             .into_iter()
-            // How many poll groups there are is said here, with a code of its own.
-            .filter(|p| p.field != "polls" || device.polls.len() == 1)
             .map(|p| Refused {
                 field: match p.point_index {
                     Some(index) => format!("points[{index}].{}", p.field),
@@ -45,7 +43,16 @@ fn refused(driver: &DeviceDriver) -> Vec<Refused> {
             .into_iter()
             .map(|(field, message, hint)| Refused { field, message, hint })
             .collect(),
+        DeviceDriver::Serial(device) => with_hints(device.problems()),
+        DeviceDriver::Replay(device) => with_hints(device.problems()),
     }
+}
+
+fn with_hints(problems: Vec<(String, String, String)>) -> Vec<Refused> {
+    problems
+        .into_iter()
+        .map(|(field, message, hint)| Refused { field, message, hint: Some(hint) })
+        .collect()
 }
 
 impl<'a> Checker<'a> {
@@ -59,7 +66,7 @@ impl<'a> Checker<'a> {
             if self.is_damaged("devices", &device.name) {
                 continue;
             }
-            self.poll_groups(device, &driver);
+            self.unit(device, &driver);
             let names_wrong = self.columns(device, &driver);
             for Refused { field, message, hint } in refused(&device.driver) {
                 // Some drivers look at names too, with less of a place.
@@ -67,28 +74,24 @@ impl<'a> Checker<'a> {
                     continue;
                 }
                 let path = driver.join(&field);
-                self.say(Code::DriverSetting, &path, message, hint.as_deref());
+                let code = if field == "polls" { Code::PollGroups } else { Code::DriverSetting };
+                self.say(code, &path, message, hint.as_deref());
             }
         }
         self.shared_tables();
     }
 
-    fn poll_groups(&mut self, device: &Device, driver: &Path) {
+    /// On a serial line, 0 speaks to all units and is never answered.
+    fn unit(&mut self, device: &Device, driver: &Path) {
         let DeviceDriver::Modbus(modbus) = &device.driver else {
             return;
         };
-        let path = driver.then("polls");
-        match modbus.polls.len() {
-            1 => {}
-            0 => {
-                let hint = "leave `polls` out for one group that is read each second";
-                self.say(Code::PollGroups, &path, "there is no poll group", Some(hint));
-            }
-            n => {
-                let message = format!("{n} poll groups: only one is possible for now");
-                let hint = "a second device with the same link and unit_id can poll otherwise";
-                self.say(Code::PollGroups, &path.then(1), message, Some(hint));
-            }
+        let link = self.document.links.iter().find(|link| link.name == modbus.link);
+        let unit = modbus.unit_id;
+        if link.is_some_and(|link| link.bus.is_serial_line()) && !(1..=247).contains(&unit.get()) {
+            let message = format!("no unit on a serial line answers to {unit}");
+            let hint = "units have the numbers 1 to 247";
+            self.say(Code::DriverSetting, &driver.then("unit_id"), message, Some(hint));
         }
     }
 
@@ -119,7 +122,9 @@ impl<'a> Checker<'a> {
         }
         let wrong = self.problems.len() > before;
         if wrong {
-            self.unsound.insert(device.table_name().as_str());
+            for group in 0..device.driver.groups().len() {
+                self.unsound.insert(device.table_of(group));
+            }
         }
         wrong
     }
@@ -131,10 +136,10 @@ impl<'a> Checker<'a> {
                 continue;
             };
             let first = &self.document.devices[*first];
-            for index in others {
+            for (at, index) in (1..).zip(others) {
                 let device = &self.document.devices[*index];
                 let damaged = [first, device].iter().any(|d| self.is_damaged("devices", &d.name));
-                let (a, b) = (first.schema(), device.schema());
+                let (a, b) = (first.schema_of(table.groups[0]), device.schema_of(table.groups[at]));
                 if damaged || a == b {
                     continue;
                 }

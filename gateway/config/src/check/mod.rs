@@ -86,7 +86,7 @@ struct Checker<'a> {
     tables: Vec<Table>,
     problems: Problems,
     /// Tables whose columns cannot be: no SQL is planned against them.
-    unsound: BTreeSet<&'a str>,
+    unsound: BTreeSet<String>,
 }
 
 impl<'a> Checker<'a> {

@@ -1,8 +1,10 @@
-//! Checks of what only one part of a gateway can have: a file that is written, a client id at a
-//! broker.
+//! Checks of what only one part of a gateway can have: a file that is written, a serial port, a
+//! client id at a broker.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path as FilePath, PathBuf};
+
+use tidegate_drivers::south::modbus::Bus;
 
 use super::{Checker, path_of};
 use crate::code::Code;
@@ -19,14 +21,31 @@ impl Checker<'_> {
     pub(super) fn shared(&mut self) {
         let mut files = Vec::new();
         let mut clients = Vec::new();
+        let mut ports = Vec::new();
+        for (index, link) in self.document.links.iter().enumerate() {
+            if let Bus::Rtu(rtu) = &link.bus {
+                let path = path_of("links").then(index).join("bus.rtu.port");
+                ports.push((
+                    rtu.port.clone(),
+                    Claim { part: format!("the link `{}`", link.name), path },
+                ));
+            }
+        }
         for (index, device) in self.document.devices.iter().enumerate() {
-            let DeviceDriver::Mqtt(feed) = &device.driver else {
-                continue;
-            };
-            let path = path_of("devices").then(index).join("driver.mqtt.client_id");
+            let path = path_of("devices").then(index).then("driver");
             let part = format!("the device `{}`", device.name);
-            let id = self.client_id(feed.client_id.as_ref(), device.name.as_str());
-            clients.push((format!("{} {id}", feed.url), Claim { part, path }));
+            match &device.driver {
+                DeviceDriver::Mqtt(feed) => {
+                    let path = path.join("mqtt.client_id");
+                    let id = self.client_id(feed.client_id.as_ref(), device.name.as_str());
+                    clients.push((format!("{} {id}", feed.url), Claim { part, path }));
+                }
+                DeviceDriver::Serial(serial) => {
+                    let path = path.join("serial.port");
+                    ports.push((serial.port.clone(), Claim { part, path }));
+                }
+                DeviceDriver::Modbus(_) | DeviceDriver::Generate(_) | DeviceDriver::Replay(_) => {}
+            }
         }
         for (index, sink) in self.document.sinks.iter().enumerate() {
             let path = path_of("sinks").then(index).then("driver");
@@ -51,6 +70,8 @@ impl Checker<'_> {
             }
         }
         self.once(files, "writes this file too", "give each sink its own file");
+        let hint = "a port has one owner: devices with unit ids share a link";
+        self.once(ports, "opens this port too", hint);
         let hint = "give each connection its own `client_id`";
         self.once(clients, "has the same client id at this broker", hint);
     }

@@ -44,7 +44,7 @@ fn misspelt_fields_and_choices() {
             &[("E0205", 5, 15, "did you mean `stdout`?")],
         ),
         (
-            "links:\n  - name: a\n    bus: { rtu: { port: x } }\n",
+            "links:\n  - name: a\n    bus: { can: { port: x } }\n",
             &[("E0205", 5, 12, "known here: `tcp`")],
         ),
         (

@@ -176,7 +176,7 @@ fn modbus_devices() {
     cases(&[
         (
             &device("        polls: [ { name: a, every: 1s }, { name: b, every: 60s } ]\n", point),
-            &[("E0404", 9, 42, "2 poll groups")],
+            &[("E0404", 9, 16, "no point is in the poll group `b`")],
         ),
         // Field case A2: the last register is legal, a wider value there is refused by its name.
         (&device("", "          - { name: u, register: holding, address: 65535 }\n"), &[]),
@@ -213,6 +213,61 @@ fn modbus_devices() {
             &device("", &format!("{point}{point}")),
             &[("E0306", 11, 21, "the point `u` stands twice")],
         ),
+    ]);
+}
+
+#[test]
+fn serial_lines() {
+    let line = |link: &str, more: &str| {
+        format!(
+            "links: [ {{ name: l, bus: {link} }} ]\ndevices:\n  - name: m\n    driver:\n      \
+             modbus:\n        link: l\n{more}        points:\n          - {{ name: u, register: \
+             input, address: 0, type: string, length: 125 }}\n"
+        )
+    };
+    let rtu = "{ rtu: { port: /dev/ttyS1 } }";
+    let scale = "  - name: s\n    driver: { serial: { port: /dev/ttyS1, pattern: \"(?<v>.)\", points: \
+                 [ { name: v, type: f64 } ] } }\n";
+    cases(&[
+        (&line(rtu, ""), &[]),
+        (&line("{ rtu: { port: COM3 } }", ""), &[("E0401", 3, 41, "no device file")]),
+        (&line("{ rtu: { port: /dev/ttyS1, baud: 9601 } }", ""), &[("E0401", 3, 59, "9600")]),
+        (&line("{ tcp: { host: \"\" } }", ""), &[("E0401", 3, 41, "`host` is empty")]),
+        // Nobody answers to 0 on a serial line; over TCP it is a device without units.
+        (&line(rtu, "        unit_id: 0\n"), &[("E0401", 9, 18, "1 to 247")]),
+        (&line("{ tcp: { host: h } }", "        unit_id: 0\n"), &[]),
+        (
+            &line("{ tcp: { host: h, framing: rtu } }", "        unit_id: 255\n"),
+            &[("E0401", 9, 18, "1 to 247")],
+        ),
+        // 255 characters of 11 bits at 2,400 bits a second take 1,169 ms.
+        (
+            &line("{ rtu: { port: /dev/ttyS1, baud: 2400 } }", "        timeout: 1s\n"),
+            &[("E0402", 7, 7, ""), ("E0401", 9, 18, "takes 1168 ms")],
+        ),
+        (&format!("{}{scale}", line(rtu, "")), &[("E0413", 12, 31, "opens this port too")]),
+    ]);
+}
+
+/// Field case A15: each poll group has its own table, which is one that streams can read.
+#[test]
+fn a15_poll_groups_have_their_own_tables() {
+    let text = |from: &str, column: &str| {
+        format!(
+            "links: [ {{ name: l, bus: {{ tcp: {{ host: h }} }} }} ]\ndevices:\n  - name: m\n    \
+             driver:\n      modbus:\n        link: l\n        polls: [ {{ name: fast, every: 1s }}, \
+             {{ name: slow, every: 60s }} ]\n        points:\n          - {{ name: a, register: \
+             input, address: 0 }}\n          - {{ name: b, register: input, address: 1, poll: slow \
+             }}\nstreams: [ {{ name: s, from: [{from}], sql: SELECT {column} FROM {from}, to: [ {{ \
+             sink: o }} ] }} ]\nsinks: [ {{ name: o, driver: {{ stdout: {{}} }} }} ]\ntests: [ {{ \
+             name: t, stream: s, input: [ {{ at: 0s, {column}: 1 }} ], expect: {{ rows: [] }} }} ]\n"
+        )
+    };
+    cases(&[
+        (&text("m", "a"), &[]),
+        (&text("m_slow", "b"), &[]),
+        (&text("m_fast", "a"), &[("E0303", 13, 30, "there is no table `m_fast`")]),
+        (&text("m", "b"), &[("E0601", 15, 51, "there is no column `b`")]),
     ]);
 }
 

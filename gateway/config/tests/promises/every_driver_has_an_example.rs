@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use tidegate_config::{Document, load_and_check, read_sources};
-use tidegate_drivers::south::modbus::Bus;
 
 use crate::stand_in::{Fixed, Planner};
 
@@ -50,9 +49,7 @@ fn each_choice_has_an_example() {
     for (_, document) in examples() {
         shown[0].extend(document.devices.iter().map(|d| d.driver.kind().to_owned()));
         shown[1].extend(document.sinks.iter().map(|s| s.driver.kind().to_owned()));
-        shown[2].extend(document.links.iter().map(|link| match &link.bus {
-            Bus::Tcp(_) => "tcp".to_owned(),
-        }));
+        shown[2].extend(document.links.iter().map(|link| link.bus.kind().to_owned()));
         let windows = document.streams.iter().filter_map(|s| s.window.as_ref());
         shown[3].extend(windows.map(|w| w.kind().to_owned()));
     }

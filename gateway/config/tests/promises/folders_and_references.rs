@@ -64,7 +64,9 @@ links:
     assert_eq!(loaded.document.gateway.location.as_deref(), Some("hall 3"));
     // Structure never changes: what looks like a list is a text.
     assert_eq!(loaded.document.gateway.timezone.as_deref(), Some("[1, 2]"));
-    let tidegate_drivers::south::modbus::Bus::Tcp(bus) = &loaded.document.links[0].bus;
+    let tidegate_drivers::south::modbus::Bus::Tcp(bus) = &loaded.document.links[0].bus else {
+        panic!("a TCP link")
+    };
     assert_eq!((bus.host.as_str(), bus.port), ("plc.local", 1502));
     assert_eq!(bus.connect_timeout.to_string(), "5s");
 }
