@@ -109,7 +109,9 @@ pub enum Command {
     },
     /// Print the JSON schema of the configuration.
     Schema,
-    /// Simulate a plant of Modbus devices.
+    /// Simulate a plant of Modbus devices: on TCP, or RTU on a pty, with faults by script, or by
+    /// lines on standard input such as `inject plant late_reply by=1500ms`, `unplug plant`,
+    /// `replug plant`, `clear plant` and `served`.
     Sim {
         /// The plant's description.
         plant: PathBuf,
