@@ -25,6 +25,9 @@ mod alter;
 #[cfg(feature = "io")]
 mod command;
 mod fault;
+#[cfg(test)]
+#[cfg(feature = "io")]
+mod fault_tests;
 #[cfg(feature = "io")]
 mod image;
 #[cfg(feature = "io")]

@@ -9,15 +9,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
-use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{Join, join};
+use tokio::net::unix::pipe::{Receiver, Sender};
 
 /// Where the system keeps ptys.
 const PTYS: &str = "/dev/pts/";
@@ -26,7 +23,8 @@ const PTYS: &str = "/dev/pts/";
 #[derive(Debug)]
 pub(super) struct Port {
     _link: Link,
-    ours: AsyncFd<OwnedFd>,
+    /// What is read from and written to the client.
+    pub(super) line: Join<Receiver, Sender>,
     _theirs: OwnedFd,
 }
 
@@ -47,8 +45,15 @@ impl Port {
         raw.make_raw();
         tcsetattr(&theirs, OptionalActions::Now, &raw)?;
         let link = Link::make(link, Path::new(name))?;
-        Ok(Self { _link: link, ours: AsyncFd::register(ours)?, _theirs: theirs })
+        Ok(Self { _link: link, line: stream(ours)?, _theirs: theirs })
     }
+}
+
+/// A descriptor in nonblocking mode as a stream of bytes. tokio's pipes read and write any such
+/// descriptor, without the unsafe block that `AsyncFd` asks for.
+pub(super) fn stream(fd: OwnedFd) -> io::Result<Join<Receiver, Sender>> {
+    let reads = Receiver::from_owned_fd_unchecked(fd.try_clone()?)?;
+    Ok(join(reads, Sender::from_owned_fd_unchecked(fd)?))
 }
 
 /// The symbolic link, gone when dropped.
@@ -92,54 +97,6 @@ impl Drop for Link {
     }
 }
 
-impl AsyncRead for Port {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        loop {
-            let mut ready = ready!(self.ours.poll_read_ready(cx))?;
-            let read = |fd: &AsyncFd<OwnedFd>| {
-                Ok(rustix::io::read(fd.get_ref(), buf.initialize_unfilled())?)
-            };
-            match ready.try_io(read) {
-                Ok(result) => return Poll::Ready(result.map(|count| buf.advance(count))),
-                Err(_would_block) => {}
-            }
-        }
-    }
-}
-
-impl AsyncWrite for Port {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        loop {
-            let mut ready = ready!(self.ours.poll_write_ready(cx))?;
-            let write = |fd: &AsyncFd<OwnedFd>| match rustix::io::write(fd.get_ref(), buf) {
-                // A full line takes nothing and says so by zero as well.
-                Ok(0) if !buf.is_empty() => Err(Errno::AGAIN.into()),
-                result => Ok(result?),
-            };
-            match ready.try_io(write) {
-                Ok(result) => return Poll::Ready(result),
-                Err(_would_block) => {}
-            }
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -164,9 +121,9 @@ mod tests {
             let mut client = client(&link);
             client.write_all(&bytes).unwrap();
             let mut got = [0; 9];
-            port.read_exact(&mut got).await.unwrap();
+            port.line.read_exact(&mut got).await.unwrap();
             assert_eq!(got, bytes);
-            port.write_all(&bytes).await.unwrap();
+            port.line.write_all(&bytes).await.unwrap();
             client.read_exact(&mut got).unwrap();
             assert_eq!(got, bytes);
         }

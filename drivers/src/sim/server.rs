@@ -338,7 +338,7 @@ impl Task {
             let end = tokio::select! {
                 biased;
                 () = pulled(&mut self.plugged) => continue,
-                end = self.plant.converse(&mut open) => end,
+                end = self.plant.converse(&mut open.line) => end,
             };
             drop(open);
             self.opened.send_replace(false);
