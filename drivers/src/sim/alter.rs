@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::wire::{Asked, frame};
-use super::{FaultKind, SimFraming};
+use super::{Delay, FaultKind, SimFraming};
 
 /// What an exception reply adds to the function code (Application Protocol V1.1b3, section 7).
 const EXCEPTION_BIT: u8 = 0x80;
@@ -63,7 +63,7 @@ impl Answer<'_> {
             && match kind {
                 FaultKind::WrongByteCount => !self.is_exception(),
                 FaultKind::NoCrcOnException => self.is_exception(),
-                FaultKind::Hole { address } => self.touches(address),
+                FaultKind::Hole(hole) => self.touches(hole.address),
                 _ => true,
             }
     }
@@ -87,7 +87,7 @@ pub(super) fn altered(answer: Answer<'_>, kind: FaultKind) -> Vec<Step> {
     let exception = |code| answer.with_pdu(&[asked.pdu[0] | EXCEPTION_BIT, code]);
     let one = |bytes| vec![Step::Send(bytes)];
     match kind {
-        FaultKind::LateReply { by } => {
+        FaultKind::LateReply(Delay { by }) => {
             vec![Step::Wait(by.duration()), Step::Send(answer.whole())]
         }
         FaultKind::WrongId => one(answer.with(asked.id.wrapping_add(1), asked.unit, pdu)),
@@ -113,9 +113,9 @@ pub(super) fn altered(answer: Answer<'_>, kind: FaultKind) -> Vec<Step> {
             vec![Step::Send(FOREIGN.to_vec()), Step::Wait(FRAME_PAUSE), Step::Reply(answer.whole())]
         }
         FaultKind::Busy => one(exception(6)),
-        FaultKind::Hole { .. } => one(exception(2)),
+        FaultKind::Hole(_) => one(exception(2)),
         FaultKind::HalfFrame => one(halves(answer.whole()).0),
-        FaultKind::SplitFrame { by } => {
+        FaultKind::SplitFrame(Delay { by }) => {
             let (first, rest) = halves(answer.whole());
             vec![Step::Send(first), Step::Wait(by.duration()), Step::Send(rest)]
         }
@@ -215,7 +215,7 @@ mod tests {
         let right = head(0x34, 5, &[1, 4, 2, 0x0A, 0x0B]);
         let (by, late) = (Span::from_millis(1500), millis(1500));
         let cases = [
-            (K::LateReply { by }, vec![Wait(late), Send(right.clone())]),
+            (K::late(by), vec![Wait(late), Send(right.clone())]),
             (K::WrongId, vec![Send(head(0x35, 5, &[1, 4, 2, 0x0A, 0x0B]))]),
             (K::WrongUnit, vec![Send(head(0x34, 5, &[2, 4, 2, 0x0A, 0x0B]))]),
             (K::WrongFunction, vec![Send(head(0x34, 5, &[1, 3, 2, 0x0A, 0x0B]))]),
@@ -224,12 +224,9 @@ mod tests {
             (K::StrayByte, vec![Send([&[0xFF], &right[..]].concat())]),
             (K::StrayByteAfter, vec![Reply(right.clone()), Wait(millis(20)), Send(vec![0xFF])]),
             (K::Busy, vec![Send(head(0x34, 3, &[1, 0x84, 6]))]),
-            (K::Hole { address: 0 }, vec![Send(head(0x34, 3, &[1, 0x84, 2]))]),
+            (K::hole(0), vec![Send(head(0x34, 3, &[1, 0x84, 2]))]),
             (K::HalfFrame, vec![Send(right[..5].to_vec())]),
-            (
-                K::SplitFrame { by },
-                vec![Send(right[..5].to_vec()), Wait(late), Send(right[5..].to_vec())],
-            ),
+            (K::split(by), vec![Send(right[..5].to_vec()), Wait(late), Send(right[5..].to_vec())]),
             (
                 K::TwoFramesInOneSegment,
                 vec![Reply([&head(0x33, 5, &[1, 4, 2, 0xF5, 0xF4])[..], &right].concat())],
@@ -292,10 +289,10 @@ mod tests {
             (K::NoCrcOnException, exception(rtu), true),
             (K::NoCrcOnException, exception(tcp), false),
             (K::WrongByteCount, exception(tcp), false),
-            (K::Hole { address: 9 }, data(tcp), false),
-            (K::Hole { address: 10 }, data(tcp), true),
-            (K::Hole { address: 13 }, data(tcp), true),
-            (K::Hole { address: 14 }, data(tcp), false),
+            (K::hole(9), data(tcp), false),
+            (K::hole(10), data(tcp), true),
+            (K::hole(13), data(tcp), true),
+            (K::hole(14), data(tcp), false),
         ] {
             assert_eq!(answer.suits(kind), suits, "{kind} {answer:?}");
         }

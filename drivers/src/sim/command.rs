@@ -88,9 +88,9 @@ impl FromStr for Command {
 fn fault(kind: &str, values: &[&str]) -> Result<SimFault, NoCommand> {
     let mut values = Values::new(values)?;
     let kind = match kind {
-        "late_reply" => FaultKind::LateReply { by: values.needed(kind, "by")? },
-        "split_frame" => FaultKind::SplitFrame { by: values.needed(kind, "by")? },
-        "hole" => FaultKind::Hole { address: values.needed(kind, "address")? },
+        "late_reply" => FaultKind::late(values.needed(kind, "by")?),
+        "split_frame" => FaultKind::split(values.needed(kind, "by")?),
+        "hole" => FaultKind::hole(values.needed(kind, "address")?),
         _ => plain_kind(kind)?,
     };
     let unit_id = match values.take::<u8>("unit_id")? {
@@ -174,7 +174,7 @@ mod tests {
             Ok(Command::Inject { server, fault }) if server == "plant" => fault,
             other => panic!("{line}: {other:?}"),
         };
-        let late = FaultKind::LateReply { by: Span::from_millis(1500) };
+        let late = FaultKind::late(Span::from_millis(1500));
         assert_eq!(fault("inject plant late_reply by=1500ms count=1"), SimFault::once(late));
         assert_eq!(fault("  inject  plant silence "), SimFault::once(FaultKind::Silence));
         assert_eq!(
@@ -185,7 +185,7 @@ mod tests {
                 every: 3,
                 count: None,
                 unit_id: UnitId::new(2),
-                kind: FaultKind::Hole { address: 12 },
+                kind: FaultKind::hole(12),
             }
         );
         let server = || "bus".to_owned();

@@ -54,10 +54,7 @@ fn each() -> u32 {
 pub enum FaultKind {
     /// It comes so much later. Requests that come meanwhile wait, so that a client which has given
     /// up gets this reply in place of the next.
-    LateReply {
-        /// The delay.
-        by: Span,
-    },
+    LateReply(Delay),
     /// It carries the next transaction id. TCP frames only.
     WrongId,
     /// It carries another unit id.
@@ -81,17 +78,11 @@ pub enum FaultKind {
     /// Exception 06 in its place: the device is busy.
     Busy,
     /// Exception 02 in its place where the request touches this address.
-    Hole {
-        /// 0-based protocol address, in each address space.
-        address: u16,
-    },
+    Hole(Hole),
     /// Its first half, and no more.
     HalfFrame,
     /// Its first half, and the other half so much later.
-    SplitFrame {
-        /// Time between the halves.
-        by: Span,
-    },
+    SplitFrame(Delay),
     /// Two frames at once. In TCP frames the first has the transaction id before and inverted
     /// data; in RTU frames the reply comes twice.
     TwoFramesInOneSegment,
@@ -99,6 +90,22 @@ pub enum FaultKind {
     Silence,
     /// Nothing comes and the connection is closed; a pty goes away for a second.
     Disconnect,
+}
+
+/// How much later something comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Delay {
+    /// The delay.
+    pub by: Span,
+}
+
+/// An address that a device does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Hole {
+    /// 0-based protocol address, in each address space.
+    pub address: u16,
 }
 
 impl SimFault {
@@ -146,7 +153,51 @@ impl SimFault {
     }
 }
 
+/// Faults that pass with the reply and can be shown on a reply with data: no holes, which a client
+/// remembers, and nothing that needs an exception. Late is later than clients wait by habit.
+const PASSING: [FaultKind; 16] = [
+    FaultKind::late(Span::from_millis(1500)),
+    FaultKind::WrongId,
+    FaultKind::WrongUnit,
+    FaultKind::WrongFunction,
+    FaultKind::WrongCrc,
+    FaultKind::WrongByteCount,
+    FaultKind::Echo,
+    FaultKind::StrayByte,
+    FaultKind::StrayByteAfter,
+    FaultKind::ForeignFrame,
+    FaultKind::Busy,
+    FaultKind::HalfFrame,
+    FaultKind::split(Span::from_millis(50)),
+    FaultKind::TwoFramesInOneSegment,
+    FaultKind::Silence,
+    FaultKind::Disconnect,
+];
+
 impl FaultKind {
+    /// A reply that comes so much later.
+    pub const fn late(by: Span) -> Self {
+        Self::LateReply(Delay { by })
+    }
+
+    /// A reply whose second half comes so much later.
+    pub const fn split(by: Span) -> Self {
+        Self::SplitFrame(Delay { by })
+    }
+
+    /// An address that the device does not have.
+    pub const fn hole(address: u16) -> Self {
+        Self::Hole(Hole { address })
+    }
+
+    /// One of the faults that pass with the reply, for such frames; any number picks one.
+    pub fn any(framing: SimFraming, dice: u64) -> Self {
+        let suits = |kind: &&Self| kind.framing().is_none_or(|needed| needed == framing);
+        let count = PASSING.iter().filter(suits).count();
+        let nth = usize::try_from(dice % count.max(1) as u64).unwrap_or(0);
+        PASSING.iter().filter(suits).nth(nth).copied().unwrap_or(Self::Silence)
+    }
+
     /// The frames that it needs; `None` for both.
     pub fn framing(self) -> Option<SimFraming> {
         match self {
@@ -157,13 +208,15 @@ impl FaultKind {
     }
 }
 
-/// Says what happens, as the end of "a reply comes …".
+/// Names what comes in place of the plain reply, such as "a wrong CRC".
 impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::LateReply { by } => return write!(f, "a reply that is late by {by}"),
-            Self::Hole { address } => return write!(f, "a hole at address {address}"),
-            Self::SplitFrame { by } => return write!(f, "half a frame, and its rest {by} later"),
+            Self::LateReply(Delay { by }) => return write!(f, "a reply that is late by {by}"),
+            Self::Hole(Hole { address }) => return write!(f, "a hole at address {address}"),
+            Self::SplitFrame(Delay { by }) => {
+                return write!(f, "half a frame, and its rest {by} later");
+            }
             Self::WrongId => "a wrong transaction id",
             Self::WrongUnit => "a wrong unit id",
             Self::WrongFunction => "a wrong function code",
@@ -180,5 +233,23 @@ impl fmt::Display for FaultKind {
             Self::Silence => "no reply",
             Self::Disconnect => "a lost connection in place of the reply",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dice_pick_all_that_suits() {
+        for (framing, kinds) in [(SimFraming::Tcp, 14), (SimFraming::Rtu, 15)] {
+            let picked: Vec<_> =
+                (u64::MAX - 99..=u64::MAX).map(|dice| FaultKind::any(framing, dice)).collect();
+            let different: BTreeSet<String> = picked.iter().map(ToString::to_string).collect();
+            assert_eq!(different.len(), kinds, "{different:?}");
+            assert!(
+                picked.iter().all(|kind| kind.framing().is_none_or(|needed| needed == framing))
+            );
+        }
     }
 }

@@ -94,7 +94,7 @@ async fn a_value_that_a_fault_touched_comes_again() {
 #[tokio::test]
 async fn a_late_reply_comes_before_the_next_and_does_not_count() {
     let (sim, mut client) = tcp("").await;
-    once(&sim, FaultKind::LateReply { by: Span::from_millis(30) });
+    once(&sim, FaultKind::late(Span::from_millis(30)));
     send(&mut client, &read(1)).await;
     send(&mut client, &read(2)).await;
     expect(&mut client, &[reads_as(1, 7), reads_as(2, 7)].concat()).await;
@@ -130,7 +130,7 @@ async fn a_disconnect_loses_the_reply_and_the_connection() {
 #[tokio::test]
 async fn stopping_does_not_wait_for_a_late_reply() {
     let (sim, mut client) = tcp("").await;
-    once(&sim, FaultKind::LateReply { by: Span::from_secs(60) });
+    once(&sim, FaultKind::late(Span::from_secs(60)));
     send(&mut client, &read(1)).await;
     while sim.served().faults == 0 {
         tokio::task::yield_now().await;

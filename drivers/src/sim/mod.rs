@@ -48,7 +48,7 @@ mod words;
 
 #[cfg(feature = "io")]
 pub use command::{Command, NoCommand};
-pub use fault::{FaultKind, SimFault};
+pub use fault::{Delay, FaultKind, Hole, SimFault};
 #[cfg(feature = "io")]
 pub use ledger::{Served, ServedCounter};
 #[cfg(feature = "io")]

@@ -2,7 +2,8 @@
 //!
 //! The simulator keeps both sides open, so that its own side does not end with each client that
 //! goes. Dropping a [`Port`] is the unplugging: the link goes first, then both sides, and who has
-//! the far side open reads end of file or EIO. A pty has no baud rate and no parity.
+//! the far side open reads end of file or EIO. A pty has no baud rate and no parity; what a client
+//! did not read before it went, the next one finds, unless it flushes.
 
 use std::fs;
 use std::io;

@@ -22,7 +22,7 @@ use super::image::{Unit, lock};
 use super::ledger::{Ledger, Served};
 use super::port::Port;
 use super::talk::{End, Plant};
-use super::{SimDoc, SimFault, SimFraming, SimServer};
+use super::{FaultKind, SimDoc, SimFault, SimFraming, SimServer};
 use crate::border::Fault;
 use crate::types::UnitId;
 
@@ -184,6 +184,17 @@ impl Sim {
             return Err(Fault::Config(format!("{field}: {message}{hint}")));
         }
         add(plant, fault, Instant::now())
+    }
+
+    /// Lets one fault that passes by itself touch one reply of one server, and returns which; any
+    /// number picks them.
+    pub fn inject_any(&self, dice: u64) -> Result<(&str, FaultKind), Fault> {
+        let nth = usize::try_from(dice % self.places.len().max(1) as u64).unwrap_or(0);
+        let (server, _) =
+            self.places.get(nth).ok_or_else(|| Fault::Config("no server".to_owned()))?;
+        let kind = FaultKind::any(self.control(server)?.plant.framing, dice.rotate_right(16));
+        self.inject(server, SimFault::once(kind))?;
+        Ok((server, kind))
     }
 
     /// Ends all faults of a server, those of the script too.

@@ -109,9 +109,12 @@ pub enum Command {
     },
     /// Print the JSON schema of the configuration.
     Schema,
-    /// Simulate a plant of Modbus devices: on TCP, or RTU on a pty, with faults by script, or by
-    /// lines on standard input such as `inject plant late_reply by=1500ms`, `unplug plant`,
-    /// `replug plant`, `clear plant` and `served`.
+    /// Simulate a plant of Modbus devices.
+    ///
+    /// It serves Modbus TCP, RTU over TCP and RTU on a pty, and shows the field's faults by script
+    /// or by lines on standard input: `inject SERVER KIND [NAME=VALUE]…` such as
+    /// `inject plant late_reply by=1500ms`, `clear SERVER`, `unplug SERVER`, `replug SERVER` and
+    /// `served`.
     Sim {
         /// The plant's description.
         plant: PathBuf,

@@ -85,7 +85,7 @@ async fn obey(sim: &Sim, mut lines: mpsc::Receiver<String>) {
             Err(text) => eprintln!("{text}"),
         }
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// The lines of standard input; none for a job in the background, which the terminal would stop
@@ -107,4 +107,23 @@ fn lines() -> mpsc::Receiver<String> {
         });
     }
     rx
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What stands in `board-configs/sim` for `tidegate sim`, and all that can be written there.
+    #[test]
+    fn the_plants_of_this_repository_load() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../board-configs/sim");
+        for (file, servers, faults) in
+            [("plant.yaml", 1, 0), ("plant-rtu.yaml", 2, 0), ("faults.yaml", 3, 24)]
+        {
+            let document = read(&folder.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+            assert_eq!(document.problems(), [], "{file}");
+            let scripted: usize = document.servers.iter().map(|s| s.faults.len()).sum();
+            assert_eq!((document.servers.len(), scripted), (servers, faults), "{file}");
+        }
+    }
 }
