@@ -184,7 +184,7 @@ pub fn stream_spec(
             }
         }),
         allowed_lateness: stream.allowed_lateness.micros(),
-        idle_after: stream.idle_after.micros(),
+        idle_after: micros(stream.effective_idle_after(document)),
         memory_max: document.limits.memory.len() / 2 / document.streams.len().max(1),
     }
 }
@@ -512,8 +512,9 @@ impl Running {
     /// Ends everything in order within about `grace`: sources, tables, streams, sinks, store. Open
     /// windows are stored, not closed. What is still undelivered stays in the store.
     pub async fn shutdown(mut self, grace: Duration) -> Result<(), store::StoreError> {
-        let deadline = tokio::time::Instant::now() + grace;
-        if !self.stop_sources(grace.mul_f64(0.6)).await {
+        // What the grace is for, in parts: reading ends, deliveries under way end, the store closes.
+        let deadline = tokio::time::Instant::now() + grace.mul_f64(0.8);
+        if !self.stop_sources(grace.mul_f64(0.5)).await {
             tracing::warn!("some parts did not end in time");
             self.inner.abort_all();
         }
@@ -549,6 +550,10 @@ const DEFAULT_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Durati
 
 fn pauses(min: Span, max: Span) -> (Duration, Duration) {
     (min.duration(), max.duration())
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
 fn encode(driver: &SinkDriver) -> Encode {

@@ -106,7 +106,7 @@ const COUNTED: [&str; 2] = ["reading", "drive_reading"];
 type Reading = (usize, i64);
 
 /// How long the outbox may take to drain at the end.
-const DRAIN_MAX: Duration = Duration::from_secs(60);
+const DRAIN_MAX: Duration = Duration::from_mins(1);
 
 /// How long the last messages may take from the broker to the subscriber.
 const ARRIVE_MAX: Duration = Duration::from_secs(10);

@@ -9,10 +9,10 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = match EnvFilter::try_new(&cli.log) {
+    let filter = match EnvFilter::try_new(cli.levels()) {
         Ok(filter) => filter,
         Err(error) => {
-            eprintln!("tidegate: --log {}: {error}", cli.log);
+            eprintln!("tidegate: --log {}: {error}", cli.levels());
             return ExitCode::from(2);
         }
     };

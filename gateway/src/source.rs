@@ -5,7 +5,6 @@
 //! refused and reading goes on. A feed that can wait does wait.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use arrow::datatypes::TimestampMicrosecondType;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tidegate_drivers::table::Quality;
-use tidegate_drivers::{Fault, Receipt, Rows, South, TableBuilder};
+use tidegate_drivers::{Fault, Receipt, South, TableBuilder};
 use tidegate_engine::store::{StoreError, Ticket};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -25,23 +24,39 @@ use crate::batch::Batcher;
 use crate::supervisor::{Exit, Part, Said};
 use crate::table::Arrival;
 
-/// The ledger of one source: read = accepted + refused.
-#[derive(Debug, Default)]
-pub struct SourceCounts {
+/// The ledger of one source: read = accepted + refused. Rows are counted when it is known what
+/// became of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SourceLedger {
     /// Rows that the driver delivered.
-    pub read: AtomicU64,
+    pub read: u64,
     /// Rows of which all values were good.
-    pub good: AtomicU64,
+    pub good: u64,
     /// Rows of which no value was good.
-    pub bad: AtomicU64,
+    pub bad: u64,
     /// Rows that the table took.
-    pub accepted: AtomicU64,
+    pub accepted: u64,
     /// Rows that were dropped because the table's queue was full.
-    pub refused_overload: AtomicU64,
+    pub refused_overload: u64,
     /// Rows that did not fit the table's schema: a bug of the driver.
-    pub refused_schema: AtomicU64,
+    pub refused_schema: u64,
     /// Event time of the last row, and when it was handed over.
-    pub last_row: Mutex<Option<(i64, Instant)>>,
+    pub last_row: Option<(i64, Instant)>,
+}
+
+/// A ledger that one part writes and status reads: always a whole one.
+#[derive(Debug, Default)]
+pub struct SourceCounts(Mutex<SourceLedger>);
+
+impl SourceCounts {
+    /// The ledger as it stands.
+    pub fn get(&self) -> SourceLedger {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut SourceLedger)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 /// What a source does when its table's queue is full.
@@ -186,18 +201,26 @@ impl Source {
         }
         let rows = self.rows.finish();
         let count = rows.len() as u64;
-        self.count(&rows);
+        let of = |q: Quality| rows.qualities.iter().filter(|x| **x == q).count() as u64;
+        let (good, bad) = (of(Quality::Good), of(Quality::Bad));
+        let read = |ledger: &mut SourceLedger| {
+            ledger.read += count;
+            ledger.good += good;
+            ledger.bad += bad;
+        };
         let batch = match self.batcher.close(rows) {
             Ok(batch) => batch,
             Err(error) => {
                 tracing::error!(device = self.name, %error, "rows do not fit the table");
-                self.counts.refused_schema.fetch_add(count, Ordering::Relaxed);
+                self.counts.change(|ledger| {
+                    read(ledger);
+                    ledger.refused_schema += count;
+                });
                 return;
             }
         };
         let last = batch.column(0).as_primitive::<TimestampMicrosecondType>().values().last();
-        *self.counts.last_row.lock().unwrap_or_else(PoisonError::into_inner) =
-            last.map(|micros| (*micros, Instant::now()));
+        let last_row = last.map(|micros| (*micros, Instant::now()));
         let (ticket, durable) = match receipt {
             Some(_) => {
                 let (tx, rx) = oneshot::channel();
@@ -210,17 +233,13 @@ impl Source {
             WhenBusy::Wait => self.table.send(arrival).await.is_ok(),
             WhenBusy::Drop => self.table.try_send(arrival).is_ok(),
         };
-        let ledger = if taken { &self.counts.accepted } else { &self.counts.refused_overload };
-        ledger.fetch_add(count, Ordering::Relaxed);
+        self.counts.change(|ledger| {
+            read(ledger);
+            ledger.last_row = last_row;
+            *(if taken { &mut ledger.accepted } else { &mut ledger.refused_overload }) += count;
+        });
         if let (true, Some(receipt), Some(durable)) = (taken, receipt, durable) {
             self.unsettled.push(receipt, durable);
         }
-    }
-
-    fn count(&self, rows: &Rows) {
-        let of = |q: Quality| rows.qualities.iter().filter(|x| **x == q).count() as u64;
-        self.counts.read.fetch_add(rows.len() as u64, Ordering::Relaxed);
-        self.counts.good.fetch_add(of(Quality::Good), Ordering::Relaxed);
-        self.counts.bad.fetch_add(of(Quality::Bad), Ordering::Relaxed);
     }
 }

@@ -232,10 +232,8 @@ fn link(link: &LinkView) -> web::LinkStatus {
 }
 
 fn device(device: &DeviceView) -> web::DeviceStatus {
-    let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-    let (read, good, bad) =
-        (get(&device.counts.read), get(&device.counts.good), get(&device.counts.bad));
-    let last = *device.counts.last_row.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let ledger = device.counts.get();
+    let uncertain = ledger.read.saturating_sub(ledger.good + ledger.bad);
     web::DeviceStatus {
         name: device.name.clone(),
         table: device.table.clone(),
@@ -243,9 +241,9 @@ fn device(device: &DeviceView) -> web::DeviceStatus {
         state: part_state(&device.health, device.stats.as_deref()),
         last_error: last_error(&device.health, device.stats.as_deref()),
         restarts: device.health.restarts(),
-        rows: web::RowsByQuality { good, uncertain: read.saturating_sub(good + bad), bad },
-        last_row: last.map(|(micros, _)| rfc3339(micros)),
-        last_row_age_s: last.map(|(_, at)| at.elapsed().as_secs_f64()),
+        rows: web::RowsByQuality { good: ledger.good, uncertain, bad: ledger.bad },
+        last_row: ledger.last_row.map(|(micros, _)| rfc3339(micros)),
+        last_row_age_s: ledger.last_row.map(|(_, at)| at.elapsed().as_secs_f64()),
         counters: counters(device.stats.as_deref()),
         learnt_holes: device.stats.as_deref().map(Stats::notes).unwrap_or_default(),
     }
@@ -285,15 +283,12 @@ fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
 }
 
 fn source_hop(device: &DeviceView) -> web::SourceHop {
-    let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-    let refused = [
-        ("queue_full", get(&device.counts.refused_overload)),
-        ("schema", get(&device.counts.refused_schema)),
-    ];
+    let ledger = device.counts.get();
+    let refused = [("queue_full", ledger.refused_overload), ("schema", ledger.refused_schema)];
     web::SourceHop {
         device: device.name.clone(),
-        read: get(&device.counts.read),
-        accepted: get(&device.counts.accepted),
+        read: ledger.read,
+        accepted: ledger.accepted,
         refused: refused
             .into_iter()
             .filter(|(_, rows)| *rows > 0)

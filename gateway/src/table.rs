@@ -81,9 +81,16 @@ impl Table {
             // A source that is gone will be sent its rows again.
             drop(ticket.send(durable));
         }
-        for reader in &self.readers {
+        let mut gone = Vec::new();
+        for (index, reader) in self.readers.iter().enumerate() {
             let rows = Positioned { table: reader.table, position, batch: batch.clone() };
-            reader.queue.send(rows).await.map_err(|_| "a stream's queue is closed".to_owned())?;
+            // A stream that has ended finds its rows in the log when it is built again.
+            if reader.queue.send(rows).await.is_err() {
+                gone.push(index);
+            }
+        }
+        for index in gone.into_iter().rev() {
+            self.readers.remove(index);
         }
         Ok(())
     }

@@ -2,6 +2,9 @@
 //!
 //! `make bless` (TIDEGATE_BLESS=1) writes the generated texts anew.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -40,7 +43,7 @@ fn the_help_is_what_the_file_says() {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         let output = tidegate(&args);
         assert!(output.status.success());
-        text.push_str(&format!("$ tidegate {}\n", args.join(" ")));
+        writeln!(text, "$ tidegate {}", args.join(" ")).unwrap();
         text.push_str(&String::from_utf8(output.stdout).unwrap());
         text.push('\n');
     }

@@ -3,6 +3,8 @@
 //! The registry of southbound drivers is [`DeviceDriver`]: a driver is one variant here, one file
 //! in `tidegate-drivers`, and one example in `board-configs/examples`.
 
+use std::time::Duration;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_drivers::Point;
@@ -38,6 +40,15 @@ pub struct Device {
 }
 
 impl Device {
+    /// Time between two polls, where the device is polled.
+    pub fn every(&self) -> Option<Duration> {
+        match &self.driver {
+            DeviceDriver::Modbus(device) => device.polls.iter().map(|p| p.every.duration()).max(),
+            DeviceDriver::Generate(device) => Some(device.every.duration()),
+            DeviceDriver::Mqtt(_) => None,
+        }
+    }
+
     /// The name of the SQL table that the rows go to. A name with a hyphen needs double quotes in
     /// SQL.
     pub fn table_name(&self) -> &Name {

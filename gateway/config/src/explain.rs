@@ -33,7 +33,7 @@ pub fn explain(loaded: &Loaded) -> String {
     }
     if !loaded.document.streams.is_empty() {
         lines.extend([String::new(), "# Streams".to_owned()]);
-        lines.extend(loaded.document.streams.iter().map(stream));
+        lines.extend(loaded.document.streams.iter().map(|s| stream(s, &loaded.document)));
     }
     lines.push(String::new());
     lines.join("\n")
@@ -212,7 +212,7 @@ fn shortened(names: &[&str]) -> String {
     text
 }
 
-fn stream(stream: &StreamSection) -> String {
+fn stream(stream: &StreamSection, document: &crate::Document) -> String {
     let time = match stream.event_time {
         EventTime::Source => "the rows' own time",
         EventTime::Arrival => "the time of arrival",
@@ -226,8 +226,10 @@ fn stream(stream: &StreamSection) -> String {
                 offset => format!(" offset by {offset}"),
             };
             format!(
-                "tumbling windows of {}{offset} by {time}, {} late, idle after {}",
-                tumbling.size, stream.allowed_lateness, stream.idle_after
+                "tumbling windows of {}{offset} by {time}, {} late, idle after {:?}",
+                tumbling.size,
+                stream.allowed_lateness,
+                stream.effective_idle_after(document)
             )
         }
     };

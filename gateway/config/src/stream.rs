@@ -3,9 +3,13 @@
 //! What the words mean (event time, watermark, late) is the engine's affair; this is how they are
 //! said.
 
+use std::time::Duration;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_drivers::types::{Name, Span};
+
+use crate::{Device, Document};
 
 /// SQL over one or more tables.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -21,9 +25,10 @@ pub struct StreamSection {
     /// How far behind the newest row another row may be and still count.
     #[serde(default = "default_allowed_lateness")]
     pub allowed_lateness: Span,
-    /// How long a source may be silent before it no longer holds back the windows.
-    #[serde(default = "default_idle_after")]
-    pub idle_after: Span,
+    /// How long a source may be silent before it no longer holds back the windows; left out, 5s, or
+    /// twice the time between two polls of its slowest device where that is longer.
+    #[serde(default)]
+    pub idle_after: Option<Span>,
     /// Which time decides about windows; `time` in the SQL is that time.
     #[serde(default)]
     pub event_time: EventTime,
@@ -38,6 +43,19 @@ pub struct StreamSection {
     /// Where rows go that come too late for their window; left out, they are only counted.
     #[serde(default)]
     pub late: Option<LateRoute>,
+}
+
+impl StreamSection {
+    /// How long a source may be silent before it no longer holds back the windows. A device that is
+    /// polled once a minute is not silent between two polls.
+    pub fn effective_idle_after(&self, document: &Document) -> Duration {
+        if let Some(span) = self.idle_after {
+            return span.duration();
+        }
+        let reads = |device: &&Device| self.from.contains(device.table_name());
+        let slowest = document.devices.iter().filter(reads).filter_map(Device::every).max();
+        slowest.map_or(IDLE_AFTER_MIN, |every| IDLE_AFTER_MIN.max(every * 2))
+    }
 }
 
 /// Which rows are taken together.
@@ -110,9 +128,8 @@ fn default_allowed_lateness() -> Span {
     Span::from_secs(0)
 }
 
-fn default_idle_after() -> Span {
-    Span::from_secs(5)
-}
+/// Shortest time after which a source counts as silent where the document does not say.
+const IDLE_AFTER_MIN: Duration = Duration::from_secs(5);
 
 fn default_offset() -> Span {
     Span::from_secs(0)

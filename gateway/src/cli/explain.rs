@@ -53,12 +53,14 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
                 return FAILURE;
             }
         };
-        println!("\nstream {}", stream.name);
+        // Below a whole document, what the engine says is a comment: the text stays YAML.
+        let mark = if subject.is_none() { "# " } else { "" };
+        println!("{}stream {}", if subject.is_none() { "\n# " } else { "" }, stream.name);
         for table in &spec.tables {
-            println!("  reads {} by its column `{}`", table.name, table.time_column);
+            println!("{mark}  reads {} by its column `{}`", table.name, table.time_column);
         }
         for line in query.explain().lines().take(if plan { usize::MAX } else { 1 }) {
-            println!("  {line}");
+            println!("{mark}  {line}");
         }
     }
     0

@@ -31,21 +31,26 @@ pub const DEFAULT_CONFIG: &str = "/etc/tidegate/tidegate.yaml";
 #[command(name = "tidegate", version, max_term_width = 100)]
 pub struct Cli {
     /// What is logged: `error`, `warn`, `info`, `debug`, `trace`, also per module as in
-    /// `info,tidegate_drivers=debug`.
-    #[arg(
-        long,
-        global = true,
-        env = "TIDEGATE_LOG",
-        default_value = "info",
-        value_name = "LEVELS"
-    )]
-    pub log: String,
+    /// `info,tidegate_drivers=debug`. Left out, `info`; in the demo `error`.
+    #[arg(long, global = true, env = "TIDEGATE_LOG", value_name = "LEVELS")]
+    pub log: Option<String>,
     /// How logs are written to standard error.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// The levels that are logged.
+    pub fn levels(&self) -> &str {
+        match (&self.log, &self.command) {
+            (Some(levels), _) => levels,
+            (None, Command::Demo(_)) => "error",
+            (None, _) => "info",
+        }
+    }
 }
 
 /// How logs are written.

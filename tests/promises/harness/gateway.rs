@@ -4,14 +4,14 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::records::{Record, lines};
-use super::{Program, Scratch, secs, tidegate, wait_for};
+use super::{Program, Scratch, command, secs, tidegate, wait_for};
 
 /// The first lines of a configuration whose store lies in the test's folder.
 pub(crate) fn head(scratch: &Scratch) -> String {
@@ -43,7 +43,7 @@ impl Gateway {
     pub(crate) fn start(scratch: &Scratch, config: &str) -> Self {
         let path = scratch.file("tidegate.yaml", config);
         let out = File::options().create(true).append(true).open(scratch.join("stdout"));
-        let mut command = Command::new(tidegate());
+        let mut command = command(tidegate());
         command.arg("run").arg(path).stdin(Stdio::null()).stdout(out.expect("a file"));
         command.env("TIDEGATE_LOG", "info");
         let process = Program::start("tidegate", &mut command, &scratch.join("stderr"));

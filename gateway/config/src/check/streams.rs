@@ -116,7 +116,7 @@ impl Checker<'_> {
     }
 
     fn window(&mut self, stream: &StreamSection, path: &Path) {
-        if stream.window.is_some() && stream.idle_after.duration().is_zero() {
+        if stream.window.is_some() && stream.idle_after.is_some_and(|s| s.duration().is_zero()) {
             let hint = "write how long a source may be silent, such as `5s`";
             let message = "with 0s each source counts as silent at once";
             self.say(Code::SpanRange, &path.then("idle_after"), message, Some(hint));

@@ -381,12 +381,14 @@ impl Shared {
         let Some(state) = view.state.sinks.get(sink) else {
             return Backlog::default();
         };
-        let records = state.next - 1 - marked.min(state.next - 1).max(state.cursor);
+        let settled = marked.min(state.next - 1).max(state.cursor);
+        let records = state.next - 1 - settled;
         Backlog {
             records,
             bytes: if records == 0 { 0 } else { state.bytes },
             oldest_created: state.head_created.filter(|_| records > 0),
-            delivered: state.delivered,
+            // Those of which the mark is not durable yet among them, so that the sum never dips.
+            delivered: state.delivered + (settled - state.cursor),
             dropped: state.dropped,
             rejected: state.rejected,
             lost: state.lost,
