@@ -6,7 +6,9 @@
 //! is plugged for the first time only after the subscriber's SUBACK, so that nothing is published
 //! into a broker that knows no subscriber.
 
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, Hasher};
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -102,6 +104,12 @@ pub struct DemoLedger {
 const PLANT: &str = include_str!("../../board-configs/sim/plant.yaml");
 const CONFIG: &str = include_str!("../../board-configs/sim/demo.yaml");
 
+/// The points that count whole reads; each is also the name of a column at the far side.
+const COUNTED: [&str; 2] = ["reading", "drive_reading"];
+
+/// A counter by its place in [`COUNTED`], and its value.
+type Reading = (usize, i64);
+
 /// How long the outbox may take to drain at the end.
 const DRAIN_MAX: Duration = Duration::from_mins(1);
 
@@ -186,7 +194,7 @@ async fn play(
     );
 
     let keys = Keys::take(args.format == DemoFormat::Text && std::io::stdin().is_terminal());
-    watch(args, &cable, &mut subscriber, &screen, &quit, &keys).await;
+    watch(args, &sim, &cable, &mut subscriber, &screen, &quit, &keys).await;
     drop(keys);
 
     cable.plug();
@@ -204,6 +212,7 @@ async fn play(
 /// Prints results and obeys keys and times until the end.
 async fn watch(
     args: &DemoArgs,
+    sim: &Sim,
     cable: &Cable,
     subscriber: &mut Subscriber,
     screen: &Screen,
@@ -251,6 +260,7 @@ async fn watch(
                     cable.plug();
                     screen.say("cable plugged: the backlog comes first, in order");
                 }
+                b'f' => screen.say(&some_fault(sim)),
                 _ => {}
             },
             message = subscriber.next() => screen.message(&message),
@@ -277,6 +287,15 @@ async fn ended_by_signal() {
     }
 }
 
+/// Lets a device misbehave once and says how.
+fn some_fault(sim: &Sim) -> String {
+    // A hasher's random keys are dice enough.
+    match sim.inject_any(RandomState::new().build_hasher().finish()) {
+        Ok((server, kind)) => format!("fault at {server}: {kind}"),
+        Err(fault) => format!("no fault: {fault}"),
+    }
+}
+
 /// Stops polling, lets the outbox drain, waits for the last messages, and compares.
 async fn settle(
     running: &mut Running,
@@ -300,7 +319,7 @@ async fn settle(
             message = subscriber.next() => screen.message(&message),
         }
     }
-    let served: BTreeSet<i64> = readings(&sim.stop().await);
+    let served = readings(&sim.stop().await);
     let deadline = Instant::now() + ARRIVE_MAX;
     while !served.is_subset(&subscriber.readings) {
         match tokio::time::timeout_at(deadline, subscriber.next()).await {
@@ -316,8 +335,10 @@ async fn settle(
     }
 }
 
-fn readings(served: &Served) -> BTreeSet<i64> {
-    served.counter("reading").map(|c| c.values().collect()).unwrap_or_default()
+fn readings(served: &Served) -> BTreeSet<Reading> {
+    let counters = COUNTED.iter().enumerate();
+    let found = counters.filter_map(|(n, point)| Some((n, served.counter(point)?)));
+    found.flat_map(|(n, counter)| counter.values().map(move |value| (n, value))).collect()
 }
 
 fn plant_document() -> anyhow::Result<SimDoc> {
@@ -359,7 +380,7 @@ struct Message {
 struct Subscriber {
     messages: mpsc::Receiver<Message>,
     ids: BTreeSet<String>,
-    readings: BTreeSet<i64>,
+    readings: BTreeSet<Reading>,
     duplicates: usize,
     task: tokio::task::JoinHandle<()>,
 }
@@ -415,8 +436,10 @@ impl Subscriber {
             Some(id) if self.ids.insert(id.to_owned()) => {}
             _ => self.duplicates += 1,
         }
-        if let Some(reading) = message.body.get("reading").and_then(serde_json::Value::as_i64) {
-            self.readings.insert(reading);
+        for (n, point) in COUNTED.iter().enumerate() {
+            if let Some(value) = message.body.get(point).and_then(serde_json::Value::as_i64) {
+                self.readings.insert((n, value));
+            }
         }
         message
     }
@@ -444,7 +467,8 @@ impl Screen {
         if let Some(page) = page {
             say!("  status  http://{page}/api/v1/status");
         }
-        say!("  keys    p pulls and plugs the cable · q ends and compares both sides\n");
+        say!("  keys    p pulls and plugs the cable · f lets a device misbehave once");
+        say!("          q ends and compares both sides\n");
         say!(
             "{:>16} {:>8} {:>9} {:>10} {:>11} {:>6}",
             "window ends",

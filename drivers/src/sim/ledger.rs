@@ -10,10 +10,12 @@ use crate::south::generate::CounterWave;
 /// What a simulator has served since its start.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Served {
-    /// Replies that were written, exceptions among them.
+    /// Right replies that were written whole, exceptions among them.
     pub requests: u64,
-    /// Exceptions that were written.
+    /// Exceptions that were written, without those that a fault made.
     pub exceptions: u64,
+    /// Replies that a fault touched.
+    pub faults: u64,
     /// The counters, in the order of the document.
     pub counters: Vec<ServedCounter>,
 }
@@ -24,7 +26,9 @@ pub struct Served {
 /// operating system's socket. A client that goes away before it reads loses that reply although
 /// it counts: a field device could not know either. A reply that could not be written does not
 /// count, and its value is the next one to be served, so that no number is missing among the
-/// served ones for a fault of the connection.
+/// served ones for a fault of the connection. The same holds for a reply that a fault altered,
+/// delayed or kept back, even where a client could make something of it: such a value may be
+/// received twice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ServedCounter {
     /// The server's name.
@@ -66,6 +70,7 @@ impl ServedCounter {
 pub(super) struct Ledger {
     requests: u64,
     exceptions: u64,
+    faults: u64,
     counters: Vec<Tally>,
 }
 
@@ -146,7 +151,7 @@ impl Ledger {
         }
     }
 
-    /// Gives back the values of a reply that could not be written.
+    /// Gives back the values of a reply that was not written whole and right.
     pub(super) fn unwritten(&mut self, reply: &Reply) {
         for (counter, n) in &reply.taken {
             let tally = &mut self.counters[*counter];
@@ -155,9 +160,15 @@ impl Ledger {
         }
     }
 
+    /// Counts a reply that a fault touches.
+    pub(super) fn faulty(&mut self) {
+        self.faults += 1;
+    }
+
     pub(super) fn served(&self) -> Served {
         let counters = self.counters.iter().map(Tally::served).collect();
-        Served { requests: self.requests, exceptions: self.exceptions, counters }
+        let Self { requests, exceptions, faults, .. } = *self;
+        Served { requests, exceptions, faults, counters }
     }
 }
 

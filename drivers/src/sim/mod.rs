@@ -1,4 +1,6 @@
-//! A simulated plant: Modbus TCP servers whose registers follow waveforms, from one YAML document.
+//! A simulated plant: Modbus servers whose registers follow waveforms, from one YAML document. Each
+//! speaks Modbus TCP, RTU over TCP, or RTU on a pty, and shows the field's faults by script or by
+//! command.
 //!
 //! Waveforms are pure functions of the time since the start. A counter is different: it counts
 //! whole reads of its point, so that a client which polls gets consecutive numbers and a missing
@@ -9,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,17 +21,38 @@ use crate::south::modbus::{Order, RegisterKind, ValueType};
 use crate::types::{Name, UnitId};
 
 #[cfg(feature = "io")]
+mod alter;
+#[cfg(feature = "io")]
+mod command;
+mod fault;
+#[cfg(test)]
+#[cfg(feature = "io")]
+mod fault_tests;
+#[cfg(feature = "io")]
+mod image;
+#[cfg(feature = "io")]
 mod ledger;
 #[cfg(feature = "io")]
+mod port;
+#[cfg(feature = "io")]
+mod schedule;
+#[cfg(feature = "io")]
 mod server;
+#[cfg(feature = "io")]
+mod talk;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "io")]
+mod wire;
 mod words;
 
 #[cfg(feature = "io")]
+pub use command::{Command, NoCommand};
+pub use fault::{Delay, FaultKind, Hole, SimFault};
+#[cfg(feature = "io")]
 pub use ledger::{Served, ServedCounter};
 #[cfg(feature = "io")]
-pub use server::Sim;
+pub use server::{Place, Sim};
 
 /// A simulated plant.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -38,17 +62,48 @@ pub struct SimDoc {
     pub servers: Vec<SimServer>,
 }
 
-/// One Modbus TCP server.
+/// One Modbus server: on a TCP port, or on a serial port that is a pty.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SimServer {
     /// The server's name.
     pub name: Name,
-    /// IP address and port to listen on; port 0 takes a free one.
-    #[serde(default = "default_listen")]
-    pub listen: SocketAddr,
-    /// The units behind the server. A request to any other unit is answered with exception 0B.
+    /// IP address and port to listen on; port 0 takes a free one. Left out: a free port of
+    /// loopback.
+    #[serde(default)]
+    pub listen: Option<SocketAddr>,
+    /// How frames lie on TCP.
+    #[serde(default)]
+    pub framing: Option<SimFraming>,
+    /// Serve RTU on a pty in place of TCP.
+    #[serde(default)]
+    pub rtu: Option<SimRtu>,
+    /// The units behind the server. On TCP a request to any other unit is answered with exception
+    /// 0B; in RTU frames nobody answers it.
     pub units: Vec<SimUnit>,
+    /// Faults by script, each counted from the start.
+    #[serde(default)]
+    pub faults: Vec<SimFault>,
+}
+
+/// How frames lie on TCP.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SimFraming {
+    /// Modbus TCP: MBAP header, no CRC.
+    #[default]
+    Tcp,
+    /// RTU over TCP, as transparent serial servers do it: unit id, PDU, CRC.
+    Rtu,
+}
+
+/// A serial port that the simulator makes.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SimRtu {
+    /// Path of the symbolic link to the pty, which a client opens as its serial port. A link to a
+    /// pty that stands there is replaced; anything else is refused.
+    pub link: PathBuf,
 }
 
 /// One unit and its register map. A read that touches any other address gets exception 02.
@@ -85,8 +140,48 @@ pub struct SimPoint {
     pub value: Wave,
 }
 
-fn default_listen() -> SocketAddr {
-    SocketAddr::from(([127, 0, 0, 1], 0))
+impl SimServer {
+    /// How the server's frames lie.
+    pub fn effective_framing(&self) -> SimFraming {
+        match self.rtu {
+            Some(_) => SimFraming::Rtu,
+            None => self.framing.unwrap_or_default(),
+        }
+    }
+
+    fn problems(&self, field: &str) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if self.rtu.is_some() {
+            for (name, given) in
+                [("listen", self.listen.is_some()), ("framing", self.framing.is_some())]
+            {
+                if given {
+                    let message = "is for TCP, but this server is on a pty".to_owned();
+                    let hint = format!("leave `{name}` or `rtu` out");
+                    problems.push((format!("{field}.{name}"), message, Some(hint)));
+                }
+            }
+        }
+        let framing = self.effective_framing();
+        let mut units = BTreeSet::new();
+        for (index, unit) in self.units.iter().enumerate() {
+            let field = format!("{field}.units[{index}]");
+            if !units.insert(unit.unit_id) {
+                problems.push(twice(format!("{field}.unit_id"), &unit.unit_id));
+            }
+            // Modbus over Serial Line V1.02, section 2.2.
+            if framing == SimFraming::Rtu && !(1..=247).contains(&unit.unit_id.get()) {
+                let message = format!("{} is no address of a serial line", unit.unit_id);
+                let hint = Some("take 1 to 247".to_owned());
+                problems.push((format!("{field}.unit_id"), message, hint));
+            }
+            problems.extend(unit.problems(&field));
+        }
+        for (index, fault) in self.faults.iter().enumerate() {
+            problems.extend(fault.problems(&format!("{field}.faults[{index}]"), framing, &units));
+        }
+        problems
+    }
 }
 
 impl SimPoint {
@@ -158,14 +253,7 @@ impl SimDoc {
             if !names.insert(&server.name) {
                 problems.push(twice(format!("{field}.name"), &server.name));
             }
-            let mut units = BTreeSet::new();
-            for (index, unit) in server.units.iter().enumerate() {
-                let field = format!("{field}.units[{index}]");
-                if !units.insert(unit.unit_id) {
-                    problems.push(twice(format!("{field}.unit_id"), &unit.unit_id));
-                }
-                problems.extend(unit.problems(&field));
-            }
+            problems.extend(server.problems(&field));
         }
         problems
     }

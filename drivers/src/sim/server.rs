@@ -1,61 +1,85 @@
-//! The simulator's Modbus TCP servers.
+//! The running simulator: its servers on TCP ports and ptys, their plugs, and what it is told.
 //!
-//! Promises that a value counts as served exactly when the socket took the whole reply: the
-//! server is tokio-modbus', and a shim around its socket sees when a reply was flushed. Answers
-//! function codes 1 to 4 only, every other one with exception 01. Knows nothing of our client.
+//! Each server is one task that owns its port and all its conversations, so that unplugging it
+//! is dropping them. What is said in a conversation stands in `talk`.
 
 use std::collections::BTreeMap;
-use std::future::{Ready, ready};
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_modbus::server::Service;
-use tokio_modbus::server::tcp::Server;
-use tokio_modbus::{ExceptionCode, Request, Response, SlaveRequest};
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
+use tokio_util::sync::CancellationToken;
 
-use super::ledger::{Ledger, Reply, Served};
-use super::words::{self, Number};
-use super::{SimDoc, SimPoint, SimUnit};
+use super::command::Command;
+use super::image::{Unit, lock};
+use super::ledger::{Ledger, Served};
+use super::port::Port;
+use super::talk::{End, Plant};
+use super::{FaultKind, SimDoc, SimFault, SimFraming, SimServer};
 use crate::border::Fault;
-use crate::south::generate::{CounterWave, Wave};
-use crate::south::modbus::RegisterKind;
+use crate::types::UnitId;
 
 /// Connections that one server serves at a time; further ones are closed at once.
 const CONNECTIONS_MAX: usize = 64;
-/// Registers that one request may read (Modbus Application Protocol V1.1b3, section 6.3).
-const REGISTERS_MAX: u16 = 125;
-/// Bits that one request may read (section 6.1).
-const BITS_MAX: u16 = 2000;
 /// How long [`Sim::stop`] waits for replies that a client does not take.
 const STOP_GRACE: Duration = Duration::from_secs(2);
-/// Pause after the operating system refused a connection, such as for want of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+/// How long [`Sim::unplug`] and [`Sim::replug`] wait for the port.
+const PLUG_GRACE: Duration = Duration::from_secs(2);
+/// Pause after the operating system refused a connection or a port, such as for want of
+/// descriptors.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How long a pty is away after the fault `disconnect`.
+const AWAY: Duration = Duration::from_secs(1);
+
+/// Where a server is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A TCP port.
+    Tcp(SocketAddr),
+    /// A serial port: the symbolic link to a pty.
+    Serial(PathBuf),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(addr) => addr.fmt(f),
+            Self::Serial(link) => link.display().fmt(f),
+        }
+    }
+}
 
 /// A running simulator. Dropping it ends it at once, in the middle of a reply if need be.
 #[derive(Debug)]
 pub struct Sim {
-    addrs: Vec<(String, SocketAddr)>,
+    places: Vec<(String, Place)>,
+    controls: BTreeMap<String, Control>,
     ledger: Arc<Mutex<Ledger>>,
     stopping: CancellationToken,
-    connections: TaskTracker,
     servers: JoinSet<()>,
 }
 
+/// What the simulator holds of a server's task.
+#[derive(Debug)]
+struct Control {
+    plant: Arc<Plant>,
+    /// What the port shall be.
+    plug: watch::Sender<bool>,
+    /// Whether it is open.
+    open: watch::Receiver<bool>,
+}
+
 impl Sim {
-    /// Checks the document, binds all its ports and serves them until [`Sim::stop`].
+    /// Checks the document, opens all its ports and serves them until [`Sim::stop`].
     ///
-    /// An `Err` is always [`Fault::Config`]: the document has problems, or a port cannot be bound.
+    /// An `Err` is always [`Fault::Config`]: the document has problems, or a port cannot be opened.
     pub async fn start(doc: SimDoc) -> Result<Self, Fault> {
         let problems = doc.problems();
         if !problems.is_empty() {
@@ -66,42 +90,173 @@ impl Sim {
             return Err(Fault::Config(lines.collect::<Vec<_>>().join("\n")));
         }
         let mut sim = Self {
-            addrs: Vec::new(),
+            places: Vec::new(),
+            controls: BTreeMap::new(),
             ledger: Arc::default(),
             stopping: CancellationToken::new(),
-            connections: TaskTracker::new(),
             servers: JoinSet::new(),
         };
         let started = Instant::now();
         for server in &doc.servers {
-            let refused = |error: io::Error| {
-                Fault::Config(format!(
-                    "{} cannot listen on {}: {error}",
-                    server.name, server.listen
-                ))
-            };
-            let listener = TcpListener::bind(server.listen).await.map_err(refused)?;
-            sim.addrs.push((server.name.to_string(), listener.local_addr().map_err(refused)?));
-            let units = server
-                .units
-                .iter()
-                .map(|unit| (unit.unit_id.get(), sim.unit(server.name.as_str(), unit)))
-                .collect();
-            let plant = Plant { units, started, ledger: Arc::clone(&sim.ledger) };
-            let stopping = sim.stopping.clone();
-            sim.servers.spawn(serve(listener, Arc::new(plant), stopping, sim.connections.clone()));
+            sim.serve(server, started).await?;
         }
         Ok(sim)
     }
 
-    /// The address of a server by its name, with the port that was bound.
-    pub fn addr(&self, server: &str) -> Option<SocketAddr> {
-        self.addrs.iter().find(|(name, _)| name == server).map(|(_, addr)| *addr)
+    async fn serve(&mut self, server: &SimServer, started: Instant) -> Result<(), Fault> {
+        let name = server.name.to_string();
+        let units = server
+            .units
+            .iter()
+            .map(|unit| (unit.unit_id.get(), Unit::new(&name, unit, &self.ledger)))
+            .collect();
+        let plant = Arc::new(Plant {
+            name: name.clone(),
+            framing: server.effective_framing(),
+            units,
+            started,
+            ledger: Arc::clone(&self.ledger),
+            faults: Mutex::default(),
+            stopping: self.stopping.clone(),
+        });
+        for fault in &server.faults {
+            add(&plant, fault.clone(), started)?;
+        }
+        let (plug, plugged) = watch::channel(true);
+        let (opened, open) = watch::channel(true);
+        let task = Task { plant: Arc::clone(&plant), plugged, opened };
+        let place = if let Some(rtu) = &server.rtu {
+            let port = Port::open(&rtu.link).map_err(|error| {
+                Fault::Config(format!("{name} cannot open {}: {error}", rtu.link.display()))
+            })?;
+            self.servers.spawn(task.on_pty(port, rtu.link.clone()));
+            Place::Serial(rtu.link.clone())
+        } else {
+            let listen = server.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
+            let refused =
+                |error| Fault::Config(format!("{name} cannot listen on {listen}: {error}"));
+            let listener = TcpListener::bind(listen).await.map_err(refused)?;
+            let addr = listener.local_addr().map_err(refused)?;
+            self.servers.spawn(task.on_tcp(listener, addr));
+            Place::Tcp(addr)
+        };
+        self.places.push((name.clone(), place));
+        self.controls.insert(name, Control { plant, plug, open });
+        Ok(())
     }
 
-    /// The servers' names and addresses, in the order of the document.
-    pub fn addrs(&self) -> &[(String, SocketAddr)] {
-        &self.addrs
+    /// The servers' names and where they are reached, in the order of the document.
+    pub fn places(&self) -> &[(String, Place)] {
+        &self.places
+    }
+
+    /// The address of a server on TCP by its name, with the port that was bound.
+    pub fn addr(&self, server: &str) -> Option<SocketAddr> {
+        self.places.iter().find_map(|(name, place)| match place {
+            Place::Tcp(addr) if name == server => Some(*addr),
+            _ => None,
+        })
+    }
+
+    /// The serial port of a server on a pty by its name.
+    pub fn port(&self, server: &str) -> Option<&Path> {
+        self.places.iter().find_map(|(name, place)| match place {
+            Place::Serial(link) if name == server => Some(link.as_path()),
+            _ => None,
+        })
+    }
+
+    /// The frames of a server by its name.
+    pub fn framing(&self, server: &str) -> Option<SimFraming> {
+        self.controls.get(server).map(|control| control.plant.framing)
+    }
+
+    /// Adds a fault to a server; its time begins now.
+    ///
+    /// An `Err` is [`Fault::Config`]: no such server, a fault that it cannot show, or too many.
+    pub fn inject(&self, server: &str, fault: SimFault) -> Result<(), Fault> {
+        let plant = &self.control(server)?.plant;
+        let units = plant.units.keys().filter_map(|id| UnitId::new(*id)).collect();
+        if let Some((field, message, hint)) =
+            fault.problems("fault", plant.framing, &units).into_iter().next()
+        {
+            let hint = hint.map_or(String::new(), |hint| format!(": {hint}"));
+            return Err(Fault::Config(format!("{field}: {message}{hint}")));
+        }
+        add(plant, fault, Instant::now())
+    }
+
+    /// Lets one fault that passes by itself touch one reply of one server, and returns which; any
+    /// number picks them.
+    pub fn inject_any(&self, dice: u64) -> Result<(&str, FaultKind), Fault> {
+        let nth = usize::try_from(dice % self.places.len().max(1) as u64).unwrap_or(0);
+        let (server, _) =
+            self.places.get(nth).ok_or_else(|| Fault::Config("no server".to_owned()))?;
+        let kind = FaultKind::any(self.control(server)?.plant.framing, dice.rotate_right(16));
+        self.inject(server, SimFault::once(kind))?;
+        Ok((server, kind))
+    }
+
+    /// Ends all faults of a server, those of the script too.
+    pub fn clear(&self, server: &str) -> Result<(), Fault> {
+        lock(&self.control(server)?.plant.faults).clear();
+        Ok(())
+    }
+
+    /// Closes a server's connections and its port, and returns once it is closed: a connection is
+    /// refused then, and the link to a pty is gone. Cancel safe.
+    pub async fn unplug(&self, server: &str) -> Result<(), Fault> {
+        self.plug(server, false).await
+    }
+
+    /// Opens the port of a server that was unplugged, at the same address or link, and returns once
+    /// it is open. [`Fault::Link`] where the system does not let it for two seconds; it is tried on.
+    /// Cancel safe.
+    pub async fn replug(&self, server: &str) -> Result<(), Fault> {
+        self.plug(server, true).await
+    }
+
+    async fn plug(&self, server: &str, plugged: bool) -> Result<(), Fault> {
+        let control = self.control(server)?;
+        control.plug.send_replace(plugged);
+        let mut open = control.open.clone();
+        match timeout(PLUG_GRACE, open.wait_for(|open| *open == plugged)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(Fault::Link(format!("{server} has ended"))),
+            Err(_) => Err(Fault::Link(format!("the port of {server} does not follow"))),
+        }
+    }
+
+    /// Does what a line says and returns what there is to say.
+    pub async fn obey(&self, command: Command) -> Result<String, Fault> {
+        Ok(match command {
+            Command::Inject { server, fault } => {
+                let kind = fault.kind;
+                self.inject(&server, fault)?;
+                format!("{server}: {kind}")
+            }
+            Command::Clear { server } => {
+                self.clear(&server)?;
+                format!("{server}: no more faults")
+            }
+            Command::Unplug { server } => {
+                self.unplug(&server).await?;
+                format!("{server}: unplugged")
+            }
+            Command::Replug { server } => {
+                self.replug(&server).await?;
+                format!("{server}: plugged")
+            }
+            Command::Served => serde_json::to_string(&self.served())
+                .map_err(|error| Fault::Refused(error.to_string()))?,
+        })
+    }
+
+    fn control(&self, server: &str) -> Result<&Control, Fault> {
+        self.controls.get(server).ok_or_else(|| {
+            let names: Vec<&str> = self.controls.keys().map(String::as_str).collect();
+            Fault::Config(format!("no server `{server}`: there are {}", names.join(", ")))
+        })
     }
 
     /// What has been served so far.
@@ -114,257 +269,153 @@ impl Sim {
     /// client that stays connected can still read every reply that was counted.
     pub async fn stop(mut self) -> Served {
         self.stopping.cancel();
-        self.connections.close();
-        if timeout(STOP_GRACE, self.connections.wait()).await.is_err() {
+        let all = async { while self.servers.join_next().await.is_some() {} };
+        if timeout(STOP_GRACE, all).await.is_err() {
             tracing::warn!("a client of the simulator does not take its reply; cut");
+            self.servers.shutdown().await;
         }
-        self.servers.shutdown().await;
         self.served()
     }
+}
 
-    fn unit(&self, server: &str, unit: &SimUnit) -> Unit {
-        let mut image = Unit { points: Vec::new(), addresses: BTreeMap::new() };
-        for point in &unit.points {
-            let counter = match &point.value {
-                Wave::Counter(wave) => {
-                    let wave = bounded(wave, point);
-                    let id = unit.unit_id.get();
-                    Some(lock(&self.ledger).add(server, id, point.name.as_str(), wave))
-                }
-                _ => None,
-            };
-            for offset in 0..point.width() {
-                let at = (point.register, point.address + offset);
-                image.addresses.insert(at, (image.points.len(), offset));
-            }
-            image.points.push((point.clone(), counter));
-        }
-        image
+fn add(plant: &Plant, fault: SimFault, now: Instant) -> Result<(), Fault> {
+    if lock(&plant.faults).add(fault, now) {
+        Ok(())
+    } else {
+        Err(Fault::Config(format!("{} has too many faults: clear it first", plant.name)))
     }
 }
 
-/// A counter that begins anew before its registers overflow, so that each value served is the
-/// value counted.
-fn bounded(wave: &CounterWave, point: &SimPoint) -> CounterWave {
-    let room = words::counter_max(point.effective_type()).saturating_sub(wave.start);
-    let modulo = wave.modulo.or_else(|| room.checked_add(1));
-    CounterWave { start: wave.start, modulo }
-}
-
-fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
-    ledger.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-async fn serve(
-    listener: TcpListener,
+/// One server's task.
+struct Task {
     plant: Arc<Plant>,
-    stopping: CancellationToken,
-    connections: TaskTracker,
-) {
-    let server = Server::new(listener);
-    let mine = TaskTracker::new();
-    let on_connected = |socket: TcpStream, peer: SocketAddr| {
-        let open = !stopping.is_cancelled() && mine.len() < CONNECTIONS_MAX;
-        let connection = open.then(|| {
-            let link = Arc::new(Link { plant: Arc::clone(&plant), reply: Mutex::default() });
-            let shim = Shim {
-                socket,
-                link: Arc::clone(&link),
-                stopping: Box::pin(stopping.clone().cancelled_owned()),
-                _open: [connections.token(), mine.token()],
+    plugged: watch::Receiver<bool>,
+    opened: watch::Sender<bool>,
+}
+
+impl Task {
+    async fn on_tcp(mut self, listener: TcpListener, addr: SocketAddr) {
+        let mut listener = Some(listener);
+        while self.is_plugged().await {
+            let Some(bound) = listener.take() else {
+                listener = self.reopen(TcpListener::bind(addr).await);
+                if listener.is_none() {
+                    self.pause(PAUSE).await;
+                }
+                continue;
             };
-            (link, shim)
-        });
-        async move {
-            if let Some((_, shim)) = &connection {
-                // A reply of a few bytes must not wait for the next one.
-                shim.socket.set_nodelay(true)?;
-                tracing::debug!(%peer, "simulator: client connected");
-            } else {
-                tracing::warn!(%peer, "simulator: too many connections or stopping; closed");
-            }
-            Ok(connection)
+            self.accept(bound).await;
         }
+    }
+
+    /// Serves connections until the plug is pulled or the simulator stops.
+    async fn accept(&mut self, listener: TcpListener) {
+        let mut talks = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = self.plant.stopping.cancelled() => break,
+                () = pulled(&mut self.plugged) => return talks.shutdown().await,
+                Some(_) = talks.join_next() => {}
+                accepted = listener.accept() => match accepted {
+                    Ok((socket, peer)) if talks.len() < CONNECTIONS_MAX => {
+                        tracing::debug!(%peer, "simulator: client connected");
+                        talks.spawn(talk(Arc::clone(&self.plant), socket, peer));
+                    }
+                    Ok((_, peer)) => {
+                        tracing::warn!(%peer, "simulator: too many connections; closed");
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "simulator: cannot accept connections");
+                        self.pause(PAUSE).await;
+                    }
+                },
+            }
+        }
+        drop(listener);
+        while talks.join_next().await.is_some() {}
+    }
+
+    async fn on_pty(mut self, port: Port, link: PathBuf) {
+        let mut port = Some(port);
+        while self.is_plugged().await {
+            let Some(mut open) = port.take() else {
+                port = self.reopen(Port::open(&link));
+                if port.is_none() {
+                    self.pause(PAUSE).await;
+                }
+                continue;
+            };
+            let end = tokio::select! {
+                biased;
+                () = pulled(&mut self.plugged) => continue,
+                end = self.plant.converse(&mut open.line) => end,
+            };
+            drop(open);
+            self.opened.send_replace(false);
+            match end {
+                Ok(End::Stopping) => {}
+                Ok(End::HungUp) => self.pause(AWAY).await,
+                Ok(End::Left) => self.pause(PAUSE).await,
+                Err(error) => {
+                    tracing::warn!(server = %self.plant.name, %error, "simulator: pty lost");
+                    self.pause(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Waits until the plug is in; `false` once the simulator stops. The port is closed while this
+    /// waits.
+    async fn is_plugged(&mut self) -> bool {
+        if !*self.plugged.borrow_and_update() {
+            self.opened.send_replace(false);
+        }
+        tokio::select! {
+            biased;
+            () = self.plant.stopping.cancelled() => false,
+            plugged = self.plugged.wait_for(|plugged| *plugged) => plugged.is_ok(),
+        }
+    }
+
+    /// Tells that a port is open again, or why not.
+    fn reopen<T>(&self, result: io::Result<T>) -> Option<T> {
+        match result {
+            Ok(port) => {
+                self.opened.send_replace(true);
+                Some(port)
+            }
+            Err(error) => {
+                tracing::warn!(server = %self.plant.name, %error, "simulator: cannot replug");
+                None
+            }
+        }
+    }
+
+    async fn pause(&self, span: Duration) {
+        tokio::select! {
+            () = sleep(span) => {}
+            () = self.plant.stopping.cancelled() => {}
+        }
+    }
+}
+
+/// Returns once the plug is pulled. Cancel safe.
+async fn pulled(plugged: &mut watch::Receiver<bool>) {
+    if plugged.wait_for(|plugged| !*plugged).await.is_err() {
+        // The simulator was dropped; this task ends with it.
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn talk(plant: Arc<Plant>, mut socket: TcpStream, peer: SocketAddr) {
+    // A reply of a few bytes must not wait for the next one.
+    let result = match socket.set_nodelay(true) {
+        Ok(()) => plant.converse(&mut socket).await,
+        Err(error) => Err(error),
     };
-    let on_error = |error: io::Error| tracing::debug!(%error, "simulator: connection ended");
-    loop {
-        if let Err(error) = server.serve(&on_connected, on_error).await {
-            tracing::warn!(%error, "simulator: cannot accept connections");
-        }
-        sleep(ACCEPT_PAUSE).await;
-    }
-}
-
-/// What one server answers from; shared by its connections.
-#[derive(Debug)]
-struct Plant {
-    units: BTreeMap<u8, Unit>,
-    started: Instant,
-    ledger: Arc<Mutex<Ledger>>,
-}
-
-/// One unit's address spaces.
-#[derive(Debug)]
-struct Unit {
-    /// The points, and the ledger's index of those that count.
-    points: Vec<(SimPoint, Option<usize>)>,
-    /// Which point lies on an address, and which of its registers.
-    addresses: BTreeMap<(RegisterKind, u16), (usize, u16)>,
-}
-
-impl Unit {
-    /// The registers (or bits as 0 and 1) of one request; what they count is noted in `reply`.
-    fn read(
-        &self,
-        kind: RegisterKind,
-        (address, quantity): (u16, u16),
-        seconds: f64,
-        ledger: &mut Ledger,
-        reply: &mut Reply,
-    ) -> Result<Vec<u16>, ExceptionCode> {
-        let bits = matches!(kind, RegisterKind::Coil | RegisterKind::Discrete);
-        // The specification's order: quantity first (03), then the addresses (02).
-        if quantity == 0 || quantity > if bits { BITS_MAX } else { REGISTERS_MAX } {
-            return Err(ExceptionCode::IllegalDataValue);
-        }
-        let last = address.checked_add(quantity - 1).ok_or(ExceptionCode::IllegalDataAddress)?;
-        let touched: Vec<_> = self.addresses.range((kind, address)..=(kind, last)).collect();
-        if touched.len() != usize::from(quantity) {
-            return Err(ExceptionCode::IllegalDataAddress);
-        }
-        let mut answer = Vec::with_capacity(touched.len());
-        // The registers of one point are one value, taken at one moment.
-        for registers in touched.chunk_by(|a, b| a.1.0 == b.1.0) {
-            let (point, counter) = &self.points[registers[0].1.0];
-            let whole = registers.len() == usize::from(point.width());
-            let number = match (&point.value, counter) {
-                (_, Some(counter)) if whole => Number::Whole(ledger.take(*counter, reply)),
-                (_, Some(counter)) => Number::Whole(ledger.peek(*counter)),
-                (wave, None) => Number::Real(real(wave, seconds) / point.scale.unwrap_or(1.0)),
-            };
-            let words = words::encode(point.effective_type(), point.order, number);
-            answer.extend(registers.iter().map(|(_, (_, offset))| words[usize::from(*offset)]));
-        }
-        Ok(answer)
-    }
-}
-
-fn real(wave: &Wave, seconds: f64) -> f64 {
-    match wave {
-        Wave::Constant(value) => *value,
-        Wave::Sine(sine) => sine.at(seconds),
-        Wave::Ramp(ramp) => ramp.at(seconds),
-        Wave::Counter(_) | Wave::Choice(_) => unreachable!("counted, or refused at the check"),
-    }
-}
-
-/// One connection: the plant, and the reply that is on its way to the socket.
-#[derive(Debug)]
-struct Link {
-    plant: Arc<Plant>,
-    /// Set by `call`, taken by the shim once flushed. The server has one request in work at a time.
-    reply: Mutex<Option<Reply>>,
-}
-
-impl Link {
-    fn answer(&self, unit_id: u8, request: &Request<'_>) -> Result<Response, ExceptionCode> {
-        let mut reply = Reply::default();
-        let mut ledger = lock(&self.plant.ledger);
-        let seconds = self.plant.started.elapsed().as_secs_f64();
-        let answer = (|| {
-            let unit = self.plant.units.get(&unit_id).ok_or(ExceptionCode::GatewayTargetDevice)?;
-            let mut read = |kind, span| unit.read(kind, span, seconds, &mut ledger, &mut reply);
-            let bits = |words: Vec<u16>| words.into_iter().map(|word| word != 0).collect();
-            Ok(match *request {
-                Request::ReadCoils(address, quantity) => {
-                    Response::ReadCoils(bits(read(RegisterKind::Coil, (address, quantity))?))
-                }
-                Request::ReadDiscreteInputs(address, quantity) => Response::ReadDiscreteInputs(
-                    bits(read(RegisterKind::Discrete, (address, quantity))?),
-                ),
-                Request::ReadHoldingRegisters(address, quantity) => Response::ReadHoldingRegisters(
-                    read(RegisterKind::Holding, (address, quantity))?,
-                ),
-                Request::ReadInputRegisters(address, quantity) => {
-                    Response::ReadInputRegisters(read(RegisterKind::Input, (address, quantity))?)
-                }
-                _ => return Err(ExceptionCode::IllegalFunction),
-            })
-        })();
-        reply.exception = answer.is_err();
-        let before = self.slot().replace(reply);
-        assert!(before.is_none(), "the reply before was settled");
-        answer
-    }
-
-    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Reply>> {
-        self.reply.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Service for Link {
-    type Request = SlaveRequest<'static>;
-    type Response = Response;
-    type Exception = ExceptionCode;
-    type Future = Ready<Result<Response, ExceptionCode>>;
-
-    fn call(&self, request: SlaveRequest<'static>) -> Self::Future {
-        ready(self.answer(request.slave, &request.request))
-    }
-}
-
-/// The socket as the server sees it: counts flushed replies, and ends at a request's border when
-/// the simulator stops.
-struct Shim {
-    socket: TcpStream,
-    link: Arc<Link>,
-    stopping: Pin<Box<WaitForCancellationFutureOwned>>,
-    _open: [TaskTrackerToken; 2],
-}
-
-impl AsyncRead for Shim {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        // End of file while waiting for a request; never while a reply is written.
-        if self.stopping.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Ok(()));
-        }
-        Pin::new(&mut self.socket).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Shim {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(cx, buf)
-    }
-
-    /// The server's framing flushes the socket only after its last byte was written.
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.socket).poll_flush(cx);
-        if matches!(flushed, Poll::Ready(Ok(())))
-            && let Some(reply) = self.link.slot().take()
-        {
-            lock(&self.link.plant.ledger).written(&reply);
-        }
-        flushed
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
-    }
-}
-
-impl Drop for Shim {
-    fn drop(&mut self) {
-        if let Some(reply) = self.link.slot().take() {
-            lock(&self.link.plant.ledger).unwritten(&reply);
-        }
+    match result {
+        Ok(end) => tracing::debug!(%peer, ?end, "simulator: connection ended"),
+        Err(error) => tracing::debug!(%peer, %error, "simulator: connection ended"),
     }
 }

@@ -170,7 +170,7 @@ mod io {
     async fn a_busy_port_and_a_bad_document_are_refused() {
         let (sim, _client) = sim().await;
         let mut busy = doc(PLANT);
-        busy.servers[0].listen = sim.addr("plc").unwrap();
+        busy.servers[0].listen = sim.addr("plc");
         let Err(Fault::Config(text)) = Sim::start(busy).await else { panic!("bound twice") };
         assert!(text.starts_with("plc cannot listen on 127.0.0.1:"), "{text}");
         let Err(Fault::Config(text)) = Sim::start(SimDoc { servers: Vec::new() }).await else {

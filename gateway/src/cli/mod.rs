@@ -117,6 +117,11 @@ pub enum Command {
     /// Print the JSON schema of the configuration.
     Schema,
     /// Simulate a plant of Modbus devices.
+    ///
+    /// It serves Modbus TCP, RTU over TCP and RTU on a pty, and shows the field's faults by script
+    /// or by lines on standard input: `inject SERVER KIND [NAME=VALUE]…` such as
+    /// `inject plant late_reply by=1500ms`, `clear SERVER`, `unplug SERVER`, `replug SERVER` and
+    /// `served`.
     Sim {
         /// The plant's description.
         plant: PathBuf,
