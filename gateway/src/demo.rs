@@ -19,7 +19,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tidegate_config::Document;
 use tidegate_config::{Environment, ProcessEnvironment, SourceFile, load_and_check, load_other};
-use tidegate_drivers::sim::{Served, Sim, SimDoc};
+use tidegate_drivers::sim::{Place, Served, Sim, SimDoc};
 use tidegate_drivers::types::Span;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -162,19 +162,21 @@ async fn play(
     levels: Levels,
     compute: tokio::runtime::Handle,
 ) -> anyhow::Result<DemoLedger> {
-    let sim = Sim::start(plant_document()?).await?;
+    let mut values =
+        DemoEnvironment(BTreeMap::from([("DEMO_LINE", format!("{}.line", dir.display()))]));
+    let sim = Sim::start(plant_document(&values)?).await?;
     let broker = Broker::start(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
     let cable = Cable::start(broker.addr()).await?;
     let mut subscriber = Subscriber::connect(broker.addr()).await?;
     cable.plug();
 
     let plant = sim.addr("plant").ok_or_else(|| anyhow::anyhow!("the plant has no server"))?;
-    let values = DemoEnvironment(BTreeMap::from([
+    values.0.extend([
         ("DEMO_STORE", dir.display().to_string()),
         ("DEMO_LISTEN", args.listen.to_string()),
         ("DEMO_PLANT_PORT", plant.port().to_string()),
         ("DEMO_BROKER_PORT", cable.addr().port().to_string()),
-    ]));
+    ]);
     let document = gateway_document(&values)?;
     let around = Surroundings {
         clock: Arc::new(SystemClock),
@@ -188,7 +190,7 @@ async fn play(
     let mut doors = Doors::open(&running, desk);
     let screen = Screen { format: args.format };
     screen.head(
-        plant,
+        &sim,
         broker.addr(),
         doors.http.wait_for(Option::is_some).await.ok().and_then(|a| *a),
     );
@@ -341,9 +343,9 @@ fn readings(served: &Served) -> BTreeSet<Reading> {
     found.flat_map(|(n, counter)| counter.values().map(move |value| (n, value))).collect()
 }
 
-fn plant_document() -> anyhow::Result<SimDoc> {
+fn plant_document(environment: &dyn Environment) -> anyhow::Result<SimDoc> {
     let file = SourceFile { name: "plant.yaml".to_owned(), text: PLANT.to_owned() };
-    load_other(&file, &ProcessEnvironment)
+    load_other(&file, environment)
         .map(|(document, _)| document)
         .map_err(|problems| anyhow::anyhow!("{}", problems.human()))
 }
@@ -457,12 +459,18 @@ struct Screen {
 }
 
 impl Screen {
-    fn head(&self, plant: SocketAddr, broker: SocketAddr, page: Option<SocketAddr>) {
+    fn head(&self, sim: &Sim, broker: SocketAddr, page: Option<SocketAddr>) {
         if self.format == DemoFormat::Json {
             return;
         }
         say!("Tidegate demo: a simulated plant, a gateway, a broker, and a cable to pull.");
-        say!("  plant   Modbus TCP on {plant}, polled every 250 ms");
+        for (name, place) in sim.places() {
+            let kind = match place {
+                Place::Tcp(_) => "a meter on Modbus TCP, polled every 250 ms:",
+                Place::Serial(_) => "a drive on Modbus RTU, polled every 500 ms:",
+            };
+            say!("  {name:<7} {kind} {place}");
+        }
         say!("  broker  MQTT on {broker}; the gateway reaches it through the cable");
         if let Some(page) = page {
             say!("  status  http://{page}/api/v1/status");
@@ -489,24 +497,33 @@ impl Screen {
 
     /// Prints a windowed result; single readings are only counted.
     fn message(&self, message: &Message) {
-        if message.topic != "demo/power_2s" {
-            return;
-        }
+        let is_meter = message.topic == "demo/power_2s";
         if self.format == DemoFormat::Json {
-            say!("{}", message.text);
+            if is_meter {
+                say!("{}", message.text);
+            }
             return;
         }
-        let number = |name: &str| message.body.get(name).and_then(serde_json::Value::as_f64);
+        let number = |name: &str| {
+            message.body.get(name).and_then(serde_json::Value::as_f64).unwrap_or(f64::NAN)
+        };
         let end = message.body.get("window_end").and_then(|v| v.as_str()).unwrap_or_default();
         let clock = end.get(11..23).unwrap_or(end);
-        say!(
-            "{clock:>16} {:>8} {:>9.2} {:>10.1} {:>11.1} {:>6.2}",
-            number("readings").unwrap_or(f64::NAN),
-            number("u_l1").unwrap_or(f64::NAN),
-            number("p_l1").unwrap_or(f64::NAN),
-            number("temperature").unwrap_or(f64::NAN),
-            number("good").unwrap_or(f64::NAN),
-        );
+        let (readings, good) = (number("readings"), number("good"));
+        if is_meter {
+            say!(
+                "{clock:>16} {readings:>8} {:>9.2} {:>10.1} {:>11.1} {good:>6.2}",
+                number("u_l1"),
+                number("p_l1"),
+                number("temperature"),
+            );
+        } else if message.topic == "demo/drive_2s" {
+            say!(
+                "{clock:>16} {readings:>8} {:>16} {:>15} {good:>6.2}",
+                format!("{:.1} rpm", number("speed")),
+                format!("{:.1} Nm", number("torque")),
+            );
+        }
     }
 
     fn ledger(&self, ledger: DemoLedger) {
