@@ -10,10 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arrow::array::{RecordBatch, new_null_array};
-use arrow::compute::cast;
-use arrow::datatypes::{FieldRef, SchemaRef};
-use arrow::error::ArrowError;
+use arrow::array::RecordBatch;
 use bytes::Bytes;
 use tidegate_drivers::north::{Encode, Envelope, Int64Style};
 use tidegate_drivers::stats::{LinkState, Stats};
@@ -210,7 +207,6 @@ impl StreamPart {
             }
             let mut commit = Commit::default();
             for (position, batch) in rows {
-                let batch = conform(batch, &self.spec.tables[table].schema)?;
                 if upto.is_some_and(|upto| position >= upto) {
                     return self.submit(stream, commit).await;
                 }
@@ -375,27 +371,6 @@ impl StreamPart {
         }
         Ok(())
     }
-}
-
-/// Gives logged rows the columns that their table has now: rows that were accepted before a change
-/// of the points have a null where they lack one. A feed's missing `received_at` is its `time`.
-fn conform(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, String> {
-    if batch.schema().fields() == schema.fields() {
-        return Ok(batch);
-    }
-    let column = |field: &FieldRef| {
-        let named = batch.column_by_name(field.name());
-        let time = || batch.column_by_name("time").filter(|_| !field.is_nullable());
-        match named.or_else(time) {
-            Some(column) => cast(column, field.data_type())
-                .or_else(|_| Ok(new_null_array(field.data_type(), batch.num_rows()))),
-            None => Ok(new_null_array(field.data_type(), batch.num_rows())),
-        }
-    };
-    let columns: Result<Vec<_>, ArrowError> = schema.fields().iter().map(column).collect();
-    columns
-        .and_then(|columns| RecordBatch::try_new(schema.clone(), columns))
-        .map_err(|e| format!("rows of an earlier configuration: {e}"))
 }
 
 /// Writes the rows of a batch as a sink wants them.

@@ -344,9 +344,11 @@ fn bytes_of(batch: &RecordBatch) -> usize {
 /// converted is null. Fails where `time` or another column without nulls cannot be had.
 fn adapt(table: &TableSchema, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let column = |field: &Arc<Field>| {
-        let converted = batch
-            .column_by_name(field.name())
-            .and_then(|column| cast(column, field.data_type()).ok());
+        let named = batch.column_by_name(field.name());
+        // A column without nulls that was not there, as `received_at` of a device that was not a
+        // feed then, is the row's time.
+        let time = || batch.column_by_name("time").filter(|_| !field.is_nullable());
+        let converted = named.or_else(time).and_then(|column| cast(column, field.data_type()).ok());
         converted.unwrap_or_else(|| new_null_array(field.data_type(), batch.num_rows()))
     };
     let columns = table.schema.fields().iter().map(column).collect();
