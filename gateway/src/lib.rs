@@ -5,6 +5,7 @@
 
 pub mod backoff;
 pub mod batch;
+pub mod bench;
 pub mod broker;
 pub mod build;
 pub mod cable;

@@ -37,8 +37,19 @@ fn tidegate(args: &[&str]) -> std::process::Output {
 #[test]
 fn the_help_is_what_the_file_says() {
     let mut text = String::new();
-    let commands =
-        ["", "run", "check", "test", "explain", "schema", "sim", "demo", "status", "healthcheck"];
+    let commands = [
+        "",
+        "run",
+        "check",
+        "test",
+        "explain",
+        "schema",
+        "sim",
+        "demo",
+        "bench",
+        "status",
+        "healthcheck",
+    ];
     for command in commands {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         let output = tidegate(&args);

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::bench::{BenchArgs, Part};
 use crate::demo::DemoArgs;
 
 /// Something failed.
@@ -119,6 +120,11 @@ pub enum Command {
     },
     /// Show it all with a simulated plant, a broker and a cable to pull. Needs no configuration.
     Demo(DemoArgs),
+    /// Measure memory, CPU and throughput beside baselines, on this machine.
+    Bench(BenchArgs),
+    /// A part of `bench` that runs in a process of its own.
+    #[command(subcommand, hide = true)]
+    BenchPart(Part),
     /// Show what a running gateway is doing, as JSON.
     Status(SocketArgs),
     /// Ask a running gateway whether its streams work; exit code 0 if so.
@@ -148,6 +154,8 @@ pub fn dispatch(cli: Cli) -> ExitCode {
         }
         Command::Sim { plant, lasting } => sim::sim(&plant, lasting),
         Command::Demo(args) => crate::demo::demo(&args),
+        Command::Bench(args) => crate::bench::bench(&args),
+        Command::BenchPart(part) => crate::bench::part(&part),
         Command::Status(args) => socket::status(&args.socket),
         Command::Healthcheck(args) => socket::healthcheck(&args.socket),
     };
