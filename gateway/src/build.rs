@@ -91,6 +91,7 @@ pub fn start(document: &Document, around: &Surroundings) -> Result<Running, Star
     let sql = Arc::new(Sql::new(document.limits.memory.len() / 2)?);
     let mut builder = Builder {
         document,
+        tables: &tables,
         around,
         id_prefix: format!("{}/{}", document.gateway.name, store.epoch()),
         store,
@@ -165,7 +166,17 @@ pub fn stream_spec(
     stream: &StreamSection,
     event_time: EventTime,
 ) -> StreamSpec {
-    let tables = document.tables();
+    spec_over(&document.tables(), document, stream, event_time)
+}
+
+/// The same over tables that are there already, so that a table's rows and its streams share one
+/// schema object, which need not be compared for each batch.
+fn spec_over(
+    tables: &[TableConfig],
+    document: &Document,
+    stream: &StreamSection,
+    event_time: EventTime,
+) -> StreamSpec {
     let from: Vec<&TableConfig> = stream
         .from
         .iter()
@@ -215,6 +226,7 @@ struct Views {
 
 struct Builder<'a> {
     document: &'a Document,
+    tables: &'a [TableConfig],
     around: &'a Surroundings,
     id_prefix: String,
     store: Store,
@@ -228,7 +240,7 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn stream(&mut self, stream: &StreamSection) -> mpsc::Sender<Positioned> {
         let (tx, rx) = mpsc::channel(self.document.limits.stream_queue as usize);
-        let spec = stream_spec(self.document, stream, stream.event_time);
+        let spec = spec_over(self.tables, self.document, stream, stream.event_time);
         let (health, counts) = (Arc::new(Health::default()), Arc::new(StreamCounts::default()));
         let (shown, view) = watch::channel(None);
         self.views.streams.push(StreamView {

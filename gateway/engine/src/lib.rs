@@ -12,6 +12,7 @@ pub mod stream;
 pub mod watermark;
 pub mod window;
 
+mod bytes;
 mod functions;
 
 pub use sql::{Query, Sql, SqlError, TableSchema};
