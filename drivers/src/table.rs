@@ -100,6 +100,12 @@ impl fmt::Display for Reason {
     }
 }
 
+/// Rows that a new builder has room for. A polled device brings one a cycle; Arrow's own guess is
+/// 1,024, which is 4 KiB for each float of a plant.
+const ROWS_EXPECTED: usize = 1;
+/// Bytes of text that a new builder has room for.
+const BYTES_EXPECTED: usize = 16;
+
 enum Column {
     Bool(BooleanBuilder),
     I8(Int8Builder),
@@ -141,21 +147,25 @@ macro_rules! each_column {
 impl Column {
     fn new(data_type: &DataType) -> Self {
         match data_type {
-            DataType::Boolean => Self::Bool(BooleanBuilder::new()),
-            DataType::Int8 => Self::I8(Int8Builder::new()),
-            DataType::Int16 => Self::I16(Int16Builder::new()),
-            DataType::Int32 => Self::I32(Int32Builder::new()),
-            DataType::Int64 => Self::I64(Int64Builder::new()),
-            DataType::UInt8 => Self::U8(UInt8Builder::new()),
-            DataType::UInt16 => Self::U16(UInt16Builder::new()),
-            DataType::UInt32 => Self::U32(UInt32Builder::new()),
-            DataType::UInt64 => Self::U64(UInt64Builder::new()),
-            DataType::Float32 => Self::F32(Float32Builder::new()),
-            DataType::Float64 => Self::F64(Float64Builder::new()),
-            DataType::Utf8 => Self::Text(StringBuilder::new()),
-            DataType::Binary => Self::Bytes(BinaryBuilder::new()),
+            DataType::Boolean => Self::Bool(BooleanBuilder::with_capacity(ROWS_EXPECTED)),
+            DataType::Int8 => Self::I8(Int8Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::Int16 => Self::I16(Int16Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::Int32 => Self::I32(Int32Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::Int64 => Self::I64(Int64Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::UInt8 => Self::U8(UInt8Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::UInt16 => Self::U16(UInt16Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::UInt32 => Self::U32(UInt32Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::UInt64 => Self::U64(UInt64Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::Float32 => Self::F32(Float32Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::Float64 => Self::F64(Float64Builder::with_capacity(ROWS_EXPECTED)),
+            DataType::Utf8 => {
+                Self::Text(StringBuilder::with_capacity(ROWS_EXPECTED, BYTES_EXPECTED))
+            }
+            DataType::Binary => {
+                Self::Bytes(BinaryBuilder::with_capacity(ROWS_EXPECTED, BYTES_EXPECTED))
+            }
             DataType::Timestamp(TimeUnit::Microsecond, tz) => Self::Time(
-                TimestampMicrosecondBuilder::new()
+                TimestampMicrosecondBuilder::with_capacity(ROWS_EXPECTED)
                     .with_data_type(DataType::Timestamp(TimeUnit::Microsecond, tz.clone())),
             ),
             other => unreachable!("no driver declares a column of type {other}"),
@@ -258,7 +268,8 @@ impl TableBuilder {
             points: points.into(),
             columns: points.iter().map(|p| Column::new(&p.data_type)).collect(),
             point_qualities: point_quality.then(|| {
-                points.iter().map(|_| (StringBuilder::new(), StringBuilder::new())).collect()
+                let text = || StringBuilder::with_capacity(ROWS_EXPECTED, BYTES_EXPECTED);
+                points.iter().map(|_| (text(), text())).collect()
             }),
             arrived: Vec::new(),
             times: Vec::new(),
