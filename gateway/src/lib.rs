@@ -13,6 +13,7 @@ pub mod cli;
 pub mod clock;
 pub mod control;
 pub mod demo;
+mod heap;
 pub mod keys;
 pub mod planner;
 pub mod pump;

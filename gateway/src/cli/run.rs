@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidegate_config::Document;
 use tidegate_config::ProcessEnvironment;
 use tidegate_engine::store::StoreError;
+use tidegate_web_ui::ConfigProblem;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -17,23 +18,32 @@ use super::{FAILURE, TEMPORARY};
 use crate::build::{Running, StartError, Surroundings, start};
 use crate::clock::SystemClock;
 use crate::control::{Http, Socket};
+use crate::heap;
 use crate::status::warnings;
 use crate::supervisor::{Health, supervise};
 
 /// Runs the gateway until SIGTERM, SIGINT or a request on the control socket.
 pub fn run(path: &Path) -> u8 {
+    heap::keep_small();
     let checked = match load_or_explain(path) {
         Ok(checked) => checked,
         Err(code) => return code,
     };
-    if !checked.warnings.is_empty() {
-        eprint!("{}", checked.warnings.human());
+    let Checked { loaded, warnings: problems } = checked;
+    if !problems.is_empty() {
+        eprint!("{}", problems.human());
     }
+    let shown = warnings(&problems);
+    // Where each value was written is of no use from here on, and is most of what was read: 64 MB
+    // for a plant of 100,000 points.
+    let document = loaded.document;
+    drop((problems, loaded.spans));
+    heap::give_back();
     let (io, compute) = match runtimes() {
         Ok(runtimes) => runtimes,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),
     };
-    let code = io.block_on(serve(checked, compute.handle().clone()));
+    let code = io.block_on(serve(&document, shown, compute.handle().clone()));
     // Whatever still computes holds nothing that is not in the store.
     compute.shutdown_background();
     io.shutdown_background();
@@ -53,8 +63,11 @@ pub fn runtimes() -> std::io::Result<(tokio::runtime::Runtime, tokio::runtime::R
     Ok((runtime("tidegate-io", 2)?, runtime("tidegate-sql", 1)?))
 }
 
-async fn serve(checked: Checked, compute: tokio::runtime::Handle) -> u8 {
-    let document = &checked.loaded.document;
+async fn serve(
+    document: &Document,
+    warnings: Vec<ConfigProblem>,
+    compute: tokio::runtime::Handle,
+) -> u8 {
     // Signals are caught before anything can be in the middle of something.
     let mut quit = match Quit::new() {
         Ok(quit) => quit,
@@ -64,7 +77,7 @@ async fn serve(checked: Checked, compute: tokio::runtime::Handle) -> u8 {
         clock: Arc::new(SystemClock),
         environment: Arc::new(ProcessEnvironment),
         compute,
-        warnings: warnings(&checked.warnings),
+        warnings,
     };
     let running = match start(document, &around) {
         Ok(running) => running,
