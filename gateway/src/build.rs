@@ -293,6 +293,7 @@ impl Builder<'_> {
             arrivals: rx,
             store: self.store.clone(),
             readers,
+            many_sources: table.devices.len() > 1,
             next_position: self.store.log_end(&table.name),
         };
         let (name, health) = (table.name.clone(), Arc::new(Health::default()));
@@ -350,7 +351,7 @@ impl Builder<'_> {
         let clock = self.around.clock.clone();
         let first_seq = self.store.log_end(&table.name);
         let part = Source {
-            rows: TableBuilder::new(south.points(), device.point_quality),
+            rows: TableBuilder::sharing(south.shared_points(), device.point_quality),
             south,
             batcher: Batcher::new(&name, table.columns.clone(), table.feed, clock, first_seq),
             name: name.clone(),

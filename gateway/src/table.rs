@@ -5,10 +5,13 @@
 //! the store's queue after the rows that it names.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
 use tidegate_engine::store::{Commit, LogRows, Store, Ticket};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
 
 use crate::supervisor::{Exit, Part};
 
@@ -49,15 +52,31 @@ pub struct Table {
     pub store: Store,
     /// Who reads it.
     pub readers: Vec<Reader>,
+    /// Whether several devices bring rows.
+    pub many_sources: bool,
     /// The log position of the next row.
     pub next_position: u64,
 }
 
+/// How long a batch that nobody waits for may wait for others: devices that are polled together
+/// answer together.
+const GATHER_FOR: Duration = Duration::from_millis(10);
+/// Rows that are put together at most, and the largest batch that others are put to.
+const GATHER_ROWS: usize = 256;
+
 impl Part for Table {
     async fn run(&mut self) -> Exit {
-        while let Some(arrival) = self.arrivals.recv().await {
-            if let Err(error) = self.take(arrival).await {
-                return Exit::Failed(error);
+        let mut next = None;
+        while let Some(arrival) = match next.take() {
+            Some(arrival) => Some(arrival),
+            None => self.arrivals.recv().await,
+        } {
+            let gathered;
+            (gathered, next) = self.gather(arrival).await;
+            for arrival in gathered {
+                if let Err(error) = self.take(arrival).await {
+                    return Exit::Failed(error);
+                }
             }
         }
         // Dropping the senders tells the streams that this table is done.
@@ -67,6 +86,42 @@ impl Part for Table {
 }
 
 impl Table {
+    /// Puts small batches together, in their order: what costs once for each column of a batch
+    /// costs once for each value of a batch of one row. Gives back what came and does not fit.
+    async fn gather(&mut self, first: Arrival) -> (Vec<Arrival>, Option<Arrival>) {
+        let small = |arrival: &Arrival| {
+            arrival.ticket.is_none() && arrival.batch.num_rows() < GATHER_ROWS / 4
+        };
+        if !self.many_sources || !small(&first) {
+            return (vec![first], None);
+        }
+        let until = Instant::now() + GATHER_FOR;
+        let (mut rows, mut batches) = (first.batch.num_rows(), vec![first.batch]);
+        let mut next = None;
+        while rows < GATHER_ROWS
+            && let Ok(Some(arrival)) = timeout_at(until, self.arrivals.recv()).await
+        {
+            if !small(&arrival) || arrival.batch.schema_ref() != batches[0].schema_ref() {
+                next = Some(arrival);
+                break;
+            }
+            rows += arrival.batch.num_rows();
+            batches.push(arrival.batch);
+        }
+        (self.join(batches), next)
+    }
+
+    fn join(&self, batches: Vec<RecordBatch>) -> Vec<Arrival> {
+        let alone = |batch| Arrival { batch, ticket: None };
+        match concat_batches(batches[0].schema_ref(), &batches) {
+            Ok(batch) => vec![alone(batch)],
+            Err(error) => {
+                tracing::warn!(table = &*self.name, %error, "rows are not put together");
+                batches.into_iter().map(alone).collect()
+            }
+        }
+    }
+
     async fn take(&mut self, arrival: Arrival) -> Result<(), String> {
         let Arrival { batch, ticket } = arrival;
         let position = self.next_position;
