@@ -264,8 +264,12 @@ impl fmt::Debug for TableBuilder {
 impl TableBuilder {
     /// Makes empty builders for `points`; with `point_quality`, each value's quality is kept too.
     pub fn new(points: &[Point], point_quality: bool) -> Self {
+        Self::sharing(points.into(), point_quality)
+    }
+
+    /// The same over columns that somebody else holds too.
+    pub fn sharing(points: Arc<[Point]>, point_quality: bool) -> Self {
         Self {
-            points: points.into(),
             columns: points.iter().map(|p| Column::new(&p.data_type)).collect(),
             point_qualities: point_quality.then(|| {
                 let text = || StringBuilder::with_capacity(ROWS_EXPECTED, BYTES_EXPECTED);
@@ -275,6 +279,7 @@ impl TableBuilder {
             times: Vec::new(),
             qualities: Vec::new(),
             open: None,
+            points,
         }
     }
 

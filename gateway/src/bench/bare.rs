@@ -13,6 +13,7 @@ use bytes::BytesMut;
 use rumqttc::{AsyncClient, Connect, Event, MqttOptions, Packet, PubAck, Publish, QoS, Subscribe};
 use tokio::time::Instant;
 
+use super::plant::Plant;
 use crate::broker::Broker;
 use crate::cli::check::fail;
 
@@ -49,6 +50,8 @@ pub enum Part {
         /// The file.
         file: PathBuf,
     },
+    /// The plant alone, for a gateway under a profiler; prints its port.
+    Plant,
     /// The embedded broker, where no other is installed; prints its port.
     Broker,
 }
@@ -65,6 +68,7 @@ pub fn part(part: &Part) -> u8 {
         Part::MqttLoad { addr, qos } => load(*addr, *qos),
         Part::MqttLoop { addr, qos } => runtime.block_on(count(*addr, *qos)),
         Part::MqttDurableLoop { addr, file } => count_durably(*addr, file),
+        Part::Plant => runtime.block_on(plant()),
         Part::Broker => runtime.block_on(broker()),
     };
     ended.map_or_else(fail, |()| 0)
@@ -269,6 +273,12 @@ impl Tally {
             *self = Self::new();
         }
     }
+}
+
+async fn plant() -> anyhow::Result<()> {
+    let plant = Plant::start()?;
+    println!("{}", plant.port());
+    std::future::pending().await
 }
 
 async fn broker() -> anyhow::Result<()> {

@@ -136,7 +136,7 @@ fn observe(
         let client = plant.client(CYCLE);
         Ok(Run {
             observed,
-            requests_per_cycle: client.requests as f64 / measure.as_secs_f64(),
+            requests_per_cycle: client.requests_per_cycle,
             lateness_p99_ms: client.lateness_p99_ms,
         })
     })

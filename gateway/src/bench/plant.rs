@@ -19,10 +19,17 @@ use super::figures::quantile;
 /// Requests that the plant saw since it was last asked.
 #[derive(Default)]
 struct Seen {
-    requests: u64,
     first: Option<Instant>,
-    /// Of each unit, when its address 0 was asked for.
-    cycles: HashMap<u8, Vec<Instant>>,
+    units: HashMap<u8, Cycles>,
+}
+
+/// The cycles of one unit; each begins with a request for address 0.
+#[derive(Default)]
+struct Cycles {
+    starts: Vec<Instant>,
+    /// Requests since the first start, and of whole cycles.
+    requests: u64,
+    whole: u64,
 }
 
 #[derive(Default)]
@@ -45,7 +52,7 @@ pub(super) struct Plant {
 
 /// What a client did between two looks.
 pub(super) struct Client {
-    pub(super) requests: u64,
+    pub(super) requests_per_cycle: f64,
     /// How far behind its own grid each cycle of each unit began, in milliseconds.
     pub(super) lateness_p99_ms: f64,
 }
@@ -94,9 +101,12 @@ impl Plant {
     /// What came since the last reset, of a client with cycles of `period`.
     pub(super) fn client(&self, period: Duration) -> Client {
         let seen = self.shared.seen();
+        let units = seen.units.values();
         let late: Vec<f64> =
-            seen.cycles.values().flat_map(|cycles| lateness(cycles, period)).collect();
-        Client { requests: seen.requests, lateness_p99_ms: quantile(&late, 0.99) }
+            units.clone().flat_map(|unit| lateness(&unit.starts, period)).collect();
+        let cycles = |unit: &Cycles| unit.starts.len().saturating_sub(1) as f64;
+        let each = units.filter(|unit| unit.whole > 0).map(|unit| unit.whole as f64 / cycles(unit));
+        Client { requests_per_cycle: each.sum(), lateness_p99_ms: quantile(&late, 0.99) }
     }
 }
 
@@ -162,10 +172,14 @@ fn serve(mut socket: TcpStream, shared: &Shared) -> anyhow::Result<()> {
 fn note(shared: &Shared, unit: u8, address: u16) {
     let now = Instant::now();
     let mut seen = shared.seen();
-    seen.requests += 1;
     seen.first.get_or_insert(now);
+    let unit = seen.units.entry(unit).or_default();
     if address == 0 {
-        seen.cycles.entry(unit).or_default().push(now);
+        unit.starts.push(now);
+        unit.whole = unit.requests;
+    }
+    if !unit.starts.is_empty() {
+        unit.requests += 1;
     }
 }
 

@@ -36,7 +36,7 @@ enum Phase {
 /// answer gives rows of nulls.
 pub struct ModbusSouth {
     name: String,
-    points: Vec<Point>,
+    points: Arc<[Point]>,
     period: Duration,
     timeout: Duration,
     bus: BusHandle,
@@ -74,7 +74,7 @@ impl ModbusSouth {
         let period = device.polls.first().map(|p| p.every.duration()).unwrap_or_default();
         Ok(Self {
             name,
-            points: device.columns(),
+            points: device.columns().into(),
             period,
             timeout: device.timeout.duration(),
             scheduler: Scheduler::new(device),
@@ -210,6 +210,10 @@ fn next_due(due: Instant, period: Duration, now: Instant) -> (Instant, bool) {
 impl South for ModbusSouth {
     fn points(&self) -> &[Point] {
         &self.points
+    }
+
+    fn shared_points(&self) -> Arc<[Point]> {
+        Arc::clone(&self.points)
     }
 
     fn stats(&self) -> Arc<Stats> {
