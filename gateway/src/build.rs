@@ -49,14 +49,23 @@ pub enum StartError {
     Sql(#[from] tidegate_engine::SqlError),
 }
 
+/// Runtimes of their own for what must not wait for others.
+#[derive(Debug, Clone)]
+pub struct Crews {
+    /// Links and polled devices.
+    pub poll: Handle,
+    /// Streams: no driver shares it.
+    pub compute: Handle,
+}
+
 /// What the gateway takes from outside.
 pub struct Surroundings {
     /// The time of day.
     pub clock: SharedClock,
     /// Environment variables and files, for secrets.
     pub environment: Arc<dyn Environment + Send + Sync>,
-    /// Where streams run: a runtime that no driver shares.
-    pub compute: Handle,
+    /// Where polled devices and streams run.
+    pub crews: Crews,
     /// The warnings of the configuration, for status.
     pub warnings: Vec<tidegate_web_ui::ConfigProblem>,
 }
@@ -274,7 +283,7 @@ impl Builder<'_> {
         let stop = self.stop_sources.clone();
         self.running.inner.spawn_on(
             async move { supervise("stream", &name, health, stop, part).await },
-            &self.around.compute,
+            &self.around.crews.compute,
         );
         tx
     }
@@ -319,9 +328,10 @@ impl Builder<'_> {
             handles.insert(name.clone(), handle);
             let stop = self.stop_pumps.clone();
             let part = LinkPart { owner, stop: stop.clone() };
-            self.running
-                .background
-                .spawn(async move { supervise("link", &name, health, stop, part).await });
+            self.running.background.spawn_on(
+                async move { supervise("link", &name, health, stop, part).await },
+                &self.around.crews.poll,
+            );
         }
         handles
     }
@@ -369,9 +379,15 @@ impl Builder<'_> {
             unsettled: Unsettled::default(),
         };
         let stop = self.stop_sources.clone();
-        self.running
-            .inner
-            .spawn(async move { supervise("device", &name, health, stop, part).await });
+        let work = async move { supervise("device", &name, health, stop, part).await };
+        match device.driver {
+            DeviceDriver::Modbus(_) => {
+                self.running.inner.spawn_on(work, &self.around.crews.poll);
+            }
+            DeviceDriver::Mqtt(_) | DeviceDriver::Generate(_) => {
+                self.running.inner.spawn(work);
+            }
+        }
     }
 
     fn south(

@@ -24,11 +24,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
-use crate::build::{Running, Surroundings, start};
+use crate::build::{Crews, Running, Surroundings, start};
 use crate::cable::Cable;
 use crate::cli::FAILURE;
 use crate::cli::check::fail;
-use crate::cli::run::{Doors, runtimes};
+use crate::cli::run::{Doors, Threads};
 use crate::clock::SystemClock;
 use crate::keys::{Keys, read_keys};
 use crate::planner::EnginePlanner;
@@ -105,12 +105,12 @@ const ARRIVE_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the demo. Exit code 1 when a reading was lost.
 pub fn demo(args: &DemoArgs) -> u8 {
-    let (io, compute) = match runtimes() {
-        Ok(runtimes) => runtimes,
+    let threads = match Threads::start() {
+        Ok(threads) => threads,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),
     };
     let dir = std::env::temp_dir().join(format!("tidegate-demo-{}", std::process::id()));
-    let code = match io.block_on(play(args, &dir, compute.handle().clone())) {
+    let code = match threads.io.block_on(play(args, &dir, threads.crews())) {
         Ok(ledger) if ledger.lost == 0 => 0,
         Ok(_) => FAILURE,
         Err(error) => fail(error),
@@ -118,16 +118,11 @@ pub fn demo(args: &DemoArgs) -> u8 {
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::warn!(dir = %dir.display(), %error, "the demo's folder stays behind");
     }
-    compute.shutdown_background();
-    io.shutdown_background();
+    threads.end();
     code
 }
 
-async fn play(
-    args: &DemoArgs,
-    dir: &Path,
-    compute: tokio::runtime::Handle,
-) -> anyhow::Result<DemoLedger> {
+async fn play(args: &DemoArgs, dir: &Path, crews: Crews) -> anyhow::Result<DemoLedger> {
     let sim = Sim::start(plant_document()?).await?;
     let broker = Broker::start(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
     let cable = Cable::start(broker.addr()).await?;
@@ -145,7 +140,7 @@ async fn play(
     let around = Surroundings {
         clock: Arc::new(SystemClock),
         environment: Arc::new(ProcessEnvironment),
-        compute,
+        crews,
         warnings: Vec::new(),
     };
     let mut running = start(&document, &around)?;

@@ -8,6 +8,7 @@ use tidegate_config::Document;
 use tidegate_config::ProcessEnvironment;
 use tidegate_engine::store::StoreError;
 use tidegate_web_ui::ConfigProblem;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::check::{Checked, fail, load_or_explain};
 use super::{FAILURE, TEMPORARY};
-use crate::build::{Running, StartError, Surroundings, start};
+use crate::build::{Crews, Running, StartError, Surroundings, start};
 use crate::clock::SystemClock;
 use crate::control::{Http, Socket};
 use crate::heap;
@@ -39,35 +40,58 @@ pub fn run(path: &Path) -> u8 {
     let document = loaded.document;
     drop((problems, loaded.spans));
     heap::give_back();
-    let (io, compute) = match runtimes() {
-        Ok(runtimes) => runtimes,
+    let threads = match Threads::start() {
+        Ok(threads) => threads,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),
     };
-    let code = io.block_on(serve(&document, shown, compute.handle().clone()));
-    // Whatever still computes holds nothing that is not in the store.
-    compute.shutdown_background();
-    io.shutdown_background();
+    let code = threads.io.block_on(serve(&document, shown, threads.crews()));
+    threads.end();
     code
 }
 
-/// The two runtimes: drivers, pumps and pages on one, streams on the other, so that pollers never
-/// share a thread with a window close.
-pub fn runtimes() -> std::io::Result<(tokio::runtime::Runtime, tokio::runtime::Runtime)> {
-    let runtime = |name: &str, threads| {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(threads)
-            .thread_name(name)
-            .enable_all()
-            .build()
-    };
-    Ok((runtime("tidegate-io", 2)?, runtime("tidegate-sql", 1)?))
+/// The threads of a gateway, each with its kind of work.
+pub struct Threads {
+    /// Feeds, pumps, tables and pages.
+    pub io: Runtime,
+    /// Links and the devices that are polled over them. One thread: a request and its reply never
+    /// wake a second one, which costs as much as both (two threads made three `epoll_wait` and a
+    /// `write` for each request, where one makes a single `epoll_wait`).
+    poll: Runtime,
+    /// Streams, so that pollers never share a thread with a window close.
+    compute: Runtime,
 }
 
-async fn serve(
-    document: &Document,
-    warnings: Vec<ConfigProblem>,
-    compute: tokio::runtime::Handle,
-) -> u8 {
+impl Threads {
+    /// Starts them.
+    pub fn start() -> std::io::Result<Self> {
+        let runtime = |name: &str, threads| {
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(threads)
+                .thread_name(name)
+                .enable_all()
+                .build()
+        };
+        Ok(Self {
+            io: runtime("tidegate-io", 2)?,
+            poll: runtime("tidegate-poll", 1)?,
+            compute: runtime("tidegate-sql", 1)?,
+        })
+    }
+
+    /// Where parts run that do not run with the rest.
+    pub fn crews(&self) -> Crews {
+        Crews { poll: self.poll.handle().clone(), compute: self.compute.handle().clone() }
+    }
+
+    /// Ends them without waiting: whatever still runs holds nothing that is not in the store.
+    pub fn end(self) {
+        self.compute.shutdown_background();
+        self.poll.shutdown_background();
+        self.io.shutdown_background();
+    }
+}
+
+async fn serve(document: &Document, warnings: Vec<ConfigProblem>, crews: Crews) -> u8 {
     // Signals are caught before anything can be in the middle of something.
     let mut quit = match Quit::new() {
         Ok(quit) => quit,
@@ -76,7 +100,7 @@ async fn serve(
     let around = Surroundings {
         clock: Arc::new(SystemClock),
         environment: Arc::new(ProcessEnvironment),
-        compute,
+        crews,
         warnings,
     };
     let running = match start(document, &around) {
