@@ -303,6 +303,7 @@ impl Builder<'_> {
             store: self.store.clone(),
             readers,
             many_sources: table.devices.len() > 1,
+            held: None,
             next_position: self.store.log_end(&table.name),
         };
         let (name, health) = (table.name.clone(), Arc::new(Health::default()));

@@ -54,6 +54,8 @@ pub struct Table {
     pub readers: Vec<Reader>,
     /// Whether several devices bring rows.
     pub many_sources: bool,
+    /// What came after the batches that were put together last.
+    pub held: Option<Arrival>,
     /// The log position of the next row.
     pub next_position: u64,
 }
@@ -66,14 +68,11 @@ const GATHER_ROWS: usize = 256;
 
 impl Part for Table {
     async fn run(&mut self) -> Exit {
-        let mut next = None;
-        while let Some(arrival) = match next.take() {
+        while let Some(arrival) = match self.held.take() {
             Some(arrival) => Some(arrival),
             None => self.arrivals.recv().await,
         } {
-            let gathered;
-            (gathered, next) = self.gather(arrival).await;
-            for arrival in gathered {
+            for arrival in self.gather(arrival).await {
                 if let Err(error) = self.take(arrival).await {
                     return Exit::Failed(error);
                 }
@@ -87,28 +86,27 @@ impl Part for Table {
 
 impl Table {
     /// Puts small batches together, in their order: what costs once for each column of a batch
-    /// costs once for each value of a batch of one row. Gives back what came and does not fit.
-    async fn gather(&mut self, first: Arrival) -> (Vec<Arrival>, Option<Arrival>) {
+    /// costs once for each value of a batch of one row. What came and does not fit is held.
+    async fn gather(&mut self, first: Arrival) -> Vec<Arrival> {
         let small = |arrival: &Arrival| {
             arrival.ticket.is_none() && arrival.batch.num_rows() < GATHER_ROWS / 4
         };
         if !self.many_sources || !small(&first) {
-            return (vec![first], None);
+            return vec![first];
         }
         let until = Instant::now() + GATHER_FOR;
         let (mut rows, mut batches) = (first.batch.num_rows(), vec![first.batch]);
-        let mut next = None;
         while rows < GATHER_ROWS
             && let Ok(Some(arrival)) = timeout_at(until, self.arrivals.recv()).await
         {
             if !small(&arrival) || arrival.batch.schema_ref() != batches[0].schema_ref() {
-                next = Some(arrival);
+                self.held = Some(arrival);
                 break;
             }
             rows += arrival.batch.num_rows();
             batches.push(arrival.batch);
         }
-        (self.join(batches), next)
+        self.join(batches)
     }
 
     fn join(&self, batches: Vec<RecordBatch>) -> Vec<Arrival> {
