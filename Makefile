@@ -21,7 +21,7 @@ setup: ## install what the tests need, where it is missing
 	tests/setup "$(VENV)"
 
 test: setup check ## everything that CI checks
-	cargo test --workspace
+	cargo test --workspace -- --test-threads 4
 
 check: ## format, lints, and licences, bans and sources of dependencies
 	@$(call optional,fmt,fmt --all --check)

@@ -5,7 +5,8 @@ Usage: plant.py PORT. Port 0 takes a free one. Prints `listening PORT`; then obe
     freeze    the counter stays as it is from now on; prints `served N`, the last value that was read
     quit      ends (so does the end of standard input)
 
-Unit 1. Values are packed by Python's struct. Holding registers:
+Units 1 and 3 are equal and count apart; `freeze` speaks of unit 1. Unit 2 takes requests and never answers.
+Values are packed by Python's struct. Holding registers:
 
       0  u32  counter: 1 at the first read that covers it, one more with each further read
       2  f32  ramp: 10 + counter / 2
@@ -84,8 +85,8 @@ class Plant:
         registers[at + 2 : at + 4] = words(struct.pack(">f", 10 + self.reads / 2))
         return None
 
-    def device(self) -> SimDevice:
-        """The unit with its four address spaces."""
+    def device(self, unit: int) -> SimDevice:
+        """A unit with its four address spaces."""
         coils = [index in (9, 15) for index in range(16)]
         discretes = [index in (0, 2) for index in range(16)]
         register = DataType.REGISTERS
@@ -98,12 +99,20 @@ class Plant:
                 SimData(11176, values=[176, 177], datatype=register),
             ],
         )
-        return SimDevice(1, simdata=blocks, action=self.access)
+        return SimDevice(unit, simdata=blocks, action=self.access)
+
+
+class Silent(Plant):
+    """Never answers."""
+
+    async def access(self, function, start, address, count, registers, values):
+        await asyncio.Event().wait()
 
 
 async def main() -> None:
     plant = Plant()
-    server = ModbusTcpServer(plant.device(), address=("127.0.0.1", int(sys.argv[1])))
+    units = [plant.device(1), Silent().device(2), Plant().device(3)]
+    server = ModbusTcpServer(units, address=("127.0.0.1", int(sys.argv[1])))
     await server.serve_forever(background=True)
     print("listening", server.transport.sockets[0].getsockname()[1], flush=True)
     loop = asyncio.get_running_loop()

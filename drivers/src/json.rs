@@ -429,7 +429,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
         while let Some(child) = map.next_key_seed(Lookup(self.node))? {
             match child {
                 Some(node) => {
-                    map.next_value_seed(Fields { node, found: &mut *self.found, base: self.base })?
+                    map.next_value_seed(Fields { node, found: &mut *self.found, base: self.base })?;
                 }
                 None => {
                     map.next_value::<IgnoredAny>()?;

@@ -37,6 +37,11 @@ impl Batcher {
         Self { device: device.to_owned(), schema, feed, clock, next_seq: first_seq }
     }
 
+    /// `seq` of the next row.
+    pub fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
     /// Makes one batch of `rows`. An error means that the rows are not of the table's schema: a
     /// bug in a driver, and the rows are not counted.
     pub fn close(&mut self, rows: Rows) -> Result<RecordBatch, ArrowError> {

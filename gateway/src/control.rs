@@ -6,10 +6,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_web_ui::{Console, Control};
+use tidegate_web_ui::{
+    Answer, Applied, ApplyOutcome, Console, Control, LogLevels, LogLevelsWanted,
+};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::apply::Request;
+use crate::logs::Levels;
 use crate::supervisor::{Exit, Part};
 
 /// The HTTP listener.
@@ -45,12 +51,48 @@ impl Part for Http {
     }
 }
 
-/// Ends the gateway as SIGTERM does.
-struct Stop(CancellationToken);
+/// What may be asked over the control socket.
+pub struct Desk {
+    /// Cancelled when somebody asks the gateway to end, as SIGTERM does.
+    pub quit: CancellationToken,
+    /// Where other configurations are taken; none where there is no file to keep them in.
+    pub requests: Option<mpsc::Sender<Request>>,
+    /// What is logged.
+    pub levels: Levels,
+}
 
-impl Control for Stop {
+impl Control for Desk {
     fn stop(&self) {
-        self.0.cancel();
+        self.quit.cancel();
+    }
+
+    fn apply(&self, name: String, text: String) -> Answer<Applied> {
+        let requests = self.requests.clone();
+        Box::pin(async move {
+            let (answer, answered) = oneshot::channel();
+            let not_now = |detail: &str| Applied {
+                outcome: ApplyOutcome::NotNow,
+                detail: detail.to_owned(),
+                ..Applied::default()
+            };
+            let Some(requests) = requests else {
+                return not_now("this gateway has no configuration of its own");
+            };
+            match requests.try_send(Request { name, text, answer }) {
+                Ok(()) => {}
+                Err(TrySendError::Full(_)) => return not_now("other changes are under way"),
+                Err(TrySendError::Closed(_)) => return not_now("the gateway is stopping"),
+            }
+            answered.await.unwrap_or_else(|_| not_now("the gateway is stopping"))
+        })
+    }
+
+    fn log_levels(&self) -> LogLevels {
+        self.levels.show()
+    }
+
+    fn set_log_levels(&self, wanted: &LogLevelsWanted) -> Result<LogLevels, String> {
+        self.levels.set(&wanted.levels, Duration::from_secs(wanted.for_s))
     }
 }
 
@@ -60,8 +102,8 @@ pub struct Socket {
     pub dir: std::path::PathBuf,
     /// What is shown.
     pub console: Arc<dyn Console>,
-    /// Cancelled when somebody asks the gateway to end.
-    pub quit: CancellationToken,
+    /// What may be asked.
+    pub desk: Arc<Desk>,
     /// Ends serving.
     pub stop: CancellationToken,
 }
@@ -75,8 +117,7 @@ impl Part for Socket {
                 return Exit::Failed(format!("control socket {}: {error}", path.display()));
             }
         };
-        let control = Arc::new(Stop(self.quit.clone()));
-        let router = tidegate_web_ui::control_router(self.console.clone(), control);
+        let router = tidegate_web_ui::control_router(self.console.clone(), self.desk.clone());
         tidegate_web_ui::serve_unix(listener, router, self.stop.clone()).await;
         remove(&path);
         Exit::Done
@@ -89,24 +130,31 @@ fn remove(path: &Path) {
     }
 }
 
-/// How long an answer on the control socket may take.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Asks a running gateway over its control socket. Returns the HTTP status and the body.
-pub async fn ask(socket: &Path, method: &str, path: &str) -> std::io::Result<(u16, String)> {
+/// Asks a running gateway over its control socket, with a body where there is one, and waits for
+/// `patience` at most. Returns the HTTP status and the body.
+pub async fn ask(
+    socket: &Path,
+    method: &str,
+    path: &str,
+    body: &str,
+    patience: Duration,
+) -> std::io::Result<(u16, String)> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let talk = async {
         let mut stream = tokio::net::UnixStream::connect(socket).await?;
-        let request =
-            format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         // Bounded: a status of ten thousand parts is far below this.
         stream.take(64 << 20).read_to_string(&mut answer).await?;
         std::io::Result::Ok(answer)
     };
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, talk)
+    let answer = tokio::time::timeout(patience, talk)
         .await
         .map_err(|_| std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer"))??;
     parse(&answer).ok_or_else(|| {

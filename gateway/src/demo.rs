@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,19 +19,24 @@ use tidegate_config::Document;
 use tidegate_config::{Environment, ProcessEnvironment, SourceFile, load_and_check, load_other};
 use tidegate_drivers::sim::{Served, Sim, SimDoc};
 use tidegate_drivers::types::Span;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
-use crate::build::{Crews, Running, Surroundings, start};
+use crate::build::{Crews, Surroundings};
 use crate::cable::Cable;
 use crate::cli::FAILURE;
 use crate::cli::check::fail;
+use crate::cli::print::say;
 use crate::cli::run::{Doors, Threads};
 use crate::clock::SystemClock;
+use crate::control::Desk;
 use crate::keys::{Keys, read_keys};
+use crate::logs::Levels;
 use crate::planner::EnginePlanner;
+use crate::running::{Running, start};
 
 /// What the demo takes from the command line.
 #[derive(Debug, Clone, clap::Args)]
@@ -104,13 +109,16 @@ const DRAIN_MAX: Duration = Duration::from_mins(1);
 const ARRIVE_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the demo. Exit code 1 when a reading was lost.
-pub fn demo(args: &DemoArgs) -> u8 {
+pub fn demo(args: &DemoArgs, levels: Levels) -> u8 {
     let threads = match Threads::start() {
         Ok(threads) => threads,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),
     };
-    let dir = std::env::temp_dir().join(format!("tidegate-demo-{}", std::process::id()));
-    let code = match threads.io.block_on(play(args, &dir, threads.crews())) {
+    let dir = match own_folder() {
+        Ok(dir) => dir,
+        Err(error) => return fail(format_args!("cannot make a folder for the demo: {error}")),
+    };
+    let code = match threads.io.block_on(play(args, &dir, levels, threads.crews())) {
         Ok(ledger) if ledger.lost == 0 => 0,
         Ok(_) => FAILURE,
         Err(error) => fail(error),
@@ -122,7 +130,29 @@ pub fn demo(args: &DemoArgs) -> u8 {
     code
 }
 
-async fn play(args: &DemoArgs, dir: &Path, crews: Crews) -> anyhow::Result<DemoLedger> {
+/// Makes a folder that nobody else may enter, under a name that was not there before.
+fn own_folder() -> std::io::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+
+    let mut attempt = 0;
+    loop {
+        let name = format!("tidegate-demo-{}-{attempt}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && attempt < 100 => {
+                attempt += 1;
+            }
+            result => return result.map(|()| dir),
+        }
+    }
+}
+
+async fn play(
+    args: &DemoArgs,
+    dir: &Path,
+    levels: Levels,
+    crews: Crews,
+) -> anyhow::Result<DemoLedger> {
     let sim = Sim::start(plant_document()?).await?;
     let broker = Broker::start(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
     let cable = Cable::start(broker.addr()).await?;
@@ -141,11 +171,12 @@ async fn play(args: &DemoArgs, dir: &Path, crews: Crews) -> anyhow::Result<DemoL
         clock: Arc::new(SystemClock),
         environment: Arc::new(ProcessEnvironment),
         crews,
-        warnings: Vec::new(),
     };
-    let mut running = start(&document, &around)?;
+    let grace = document.gateway.shutdown_grace.duration();
+    let mut running = start(document, around)?;
     let quit = CancellationToken::new();
-    let mut doors = Doors::open(&document, &running, &quit);
+    let desk = Desk { quit: quit.clone(), requests: None, levels };
+    let mut doors = Doors::open(&running, desk);
     let screen = Screen { format: args.format };
     screen.head(
         plant,
@@ -160,7 +191,7 @@ async fn play(args: &DemoArgs, dir: &Path, crews: Crews) -> anyhow::Result<DemoL
     cable.plug();
     screen.say("polling stops; the outbox drains");
     let ledger = settle(&mut running, sim, &mut subscriber, &screen).await;
-    running.shutdown(document.gateway.shutdown_grace.duration()).await?;
+    running.shutdown(grace).await?;
     doors.close().await;
     drop(subscriber);
     drop(cable);
@@ -190,7 +221,7 @@ async fn watch(
         at(args.outage.map(|o| o.from)),
         at(args.outage.map(|o| o.to)),
     );
-    let interrupt = tokio::signal::ctrl_c();
+    let interrupt = ended_by_signal();
     tokio::pin!(end, pull, plug, interrupt);
     let (mut pulled, mut replugged) = (false, false);
     let mut typed = read_keys(keys);
@@ -198,12 +229,7 @@ async fn watch(
         tokio::select! {
             () = &mut end => return,
             () = quit.cancelled() => return,
-            result = &mut interrupt => {
-                if let Err(error) = result {
-                    tracing::error!(%error, "cannot catch Ctrl-C");
-                }
-                return;
-            }
+            () = &mut interrupt => return,
             () = &mut pull, if !pulled => {
                 pulled = true;
                 cable.pull();
@@ -227,6 +253,25 @@ async fn watch(
                 _ => {}
             },
             message = subscriber.next() => screen.message(&message),
+        }
+    }
+}
+
+/// Waits for Ctrl-C or SIGTERM: both end the demo in order.
+async fn ended_by_signal() {
+    let mut term = match signal(SignalKind::terminate()) {
+        Ok(term) => term,
+        Err(error) => {
+            tracing::error!(%error, "cannot catch signals");
+            return;
+        }
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        result = tokio::signal::ctrl_c() => {
+            if let Err(error) = result {
+                tracing::error!(%error, "cannot catch Ctrl-C");
+            }
         }
     }
 }
@@ -392,22 +437,27 @@ impl Screen {
         if self.format == DemoFormat::Json {
             return;
         }
-        println!("Tidegate demo: a simulated plant, a gateway, a broker, and a cable to pull.");
-        println!("  plant   Modbus TCP on {plant}, polled every 250 ms");
-        println!("  broker  MQTT on {broker}; the gateway reaches it through the cable");
+        say!("Tidegate demo: a simulated plant, a gateway, a broker, and a cable to pull.");
+        say!("  plant   Modbus TCP on {plant}, polled every 250 ms");
+        say!("  broker  MQTT on {broker}; the gateway reaches it through the cable");
         if let Some(page) = page {
-            println!("  status  http://{page}/api/v1/status");
+            say!("  status  http://{page}/api/v1/status");
         }
-        println!("  keys    p pulls and plugs the cable · q ends and compares both sides\n");
-        println!(
+        say!("  keys    p pulls and plugs the cable · q ends and compares both sides\n");
+        say!(
             "{:>16} {:>8} {:>9} {:>10} {:>11} {:>6}",
-            "window ends", "readings", "u_l1 V", "p_l1 W", "temperature", "good"
+            "window ends",
+            "readings",
+            "u_l1 V",
+            "p_l1 W",
+            "temperature",
+            "good"
         );
     }
 
     fn say(&self, text: &str) {
         match self.format {
-            DemoFormat::Text => println!("-- {text}"),
+            DemoFormat::Text => say!("-- {text}"),
             DemoFormat::Json => tracing::info!("{text}"),
         }
     }
@@ -418,13 +468,13 @@ impl Screen {
             return;
         }
         if self.format == DemoFormat::Json {
-            println!("{}", message.text);
+            say!("{}", message.text);
             return;
         }
         let number = |name: &str| message.body.get(name).and_then(serde_json::Value::as_f64);
         let end = message.body.get("window_end").and_then(|v| v.as_str()).unwrap_or_default();
         let clock = end.get(11..23).unwrap_or(end);
-        println!(
+        say!(
             "{clock:>16} {:>8} {:>9.2} {:>10.1} {:>11.1} {:>6.2}",
             number("readings").unwrap_or(f64::NAN),
             number("u_l1").unwrap_or(f64::NAN),
@@ -436,12 +486,12 @@ impl Screen {
 
     fn ledger(&self, ledger: DemoLedger) {
         if self.format == DemoFormat::Json {
-            println!("{}", serde_json::json!({ "ledger": ledger }));
+            say!("{}", serde_json::json!({ "ledger": ledger }));
             return;
         }
-        println!("\nserved by the plant       {:>8}", ledger.served);
-        println!("received by the far side  {:>8}", ledger.delivered);
-        println!("lost                      {:>8}", ledger.lost);
-        println!("duplicates                {:>8}", ledger.duplicates);
+        say!("\nserved by the plant       {:>8}", ledger.served);
+        say!("received by the far side  {:>8}", ledger.delivered);
+        say!("lost                      {:>8}", ledger.lost);
+        say!("duplicates                {:>8}", ledger.duplicates);
     }
 }

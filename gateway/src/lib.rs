@@ -3,6 +3,7 @@
 //! The binary `tidegate` is a thin shell around this library, so that tests can start a gateway
 //! with a clock of their own.
 
+pub mod apply;
 pub mod backoff;
 pub mod batch;
 pub mod bench;
@@ -13,13 +14,23 @@ pub mod cli;
 pub mod clock;
 pub mod control;
 pub mod demo;
+pub mod gate;
 mod heap;
+pub mod keep;
 pub mod keys;
+pub mod logs;
+pub mod notify;
 pub mod planner;
+pub mod progress;
 pub mod pump;
+pub mod running;
+pub mod seal;
 pub mod source;
 pub mod status;
 pub mod stream;
 pub mod stream_test;
 pub mod supervisor;
 pub mod table;
+pub mod wanted;
+pub mod watch;
+pub mod watchdog;

@@ -5,24 +5,17 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tidegate::cli::{Cli, LogFormat, dispatch};
-use tracing_subscriber::EnvFilter;
+use tidegate::logs::{self, Form};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = match EnvFilter::try_new(&cli.log) {
-        Ok(filter) => filter,
+    let form =
+        Form { json: cli.log_format == LogFormat::Json, color: std::io::stderr().is_terminal() };
+    match logs::init(cli.levels(), form) {
+        Ok(levels) => dispatch(cli, levels),
         Err(error) => {
-            eprintln!("tidegate: --log {}: {error}", cli.log);
-            return ExitCode::from(2);
+            eprintln!("tidegate: --log {error}");
+            ExitCode::from(2)
         }
-    };
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    match cli.log_format {
-        LogFormat::Text => logs.init(),
-        LogFormat::Json => logs.json().init(),
     }
-    dispatch(cli)
 }

@@ -5,7 +5,6 @@
 //! refused and reading goes on. A feed that can wait does wait.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use arrow::datatypes::TimestampMicrosecondType;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tidegate_drivers::table::Quality;
-use tidegate_drivers::{Fault, Receipt, Rows, South, TableBuilder};
+use tidegate_drivers::{Fault, Receipt, South, TableBuilder};
 use tidegate_engine::store::{StoreError, Ticket};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -22,26 +21,45 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{Backoff, seed};
 use crate::batch::Batcher;
+use crate::progress::Pulse;
 use crate::supervisor::{Exit, Part, Said};
 use crate::table::Arrival;
 
-/// The ledger of one source: read = accepted + refused.
-#[derive(Debug, Default)]
-pub struct SourceCounts {
+/// The ledger of one source: read = accepted + refused. Rows are counted when it is known what
+/// became of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SourceLedger {
     /// Rows that the driver delivered.
-    pub read: AtomicU64,
+    pub read: u64,
     /// Rows of which all values were good.
-    pub good: AtomicU64,
+    pub good: u64,
     /// Rows of which no value was good.
-    pub bad: AtomicU64,
+    pub bad: u64,
     /// Rows that the table took.
-    pub accepted: AtomicU64,
+    pub accepted: u64,
     /// Rows that were dropped because the table's queue was full.
-    pub refused_overload: AtomicU64,
+    pub refused_overload: u64,
     /// Rows that did not fit the table's schema: a bug of the driver.
-    pub refused_schema: AtomicU64,
+    pub refused_schema: u64,
+    /// `seq` of the next row: a source that takes this one's place goes on there.
+    pub next_seq: u64,
     /// Event time of the last row, and when it was handed over.
-    pub last_row: Mutex<Option<(i64, Instant)>>,
+    pub last_row: Option<(i64, Instant)>,
+}
+
+/// A ledger that one part writes and status reads: always a whole one.
+#[derive(Debug, Default)]
+pub struct SourceCounts(Mutex<SourceLedger>);
+
+impl SourceCounts {
+    /// The ledger as it stands.
+    pub fn get(&self) -> SourceLedger {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut SourceLedger)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 /// What a source does when its table's queue is full.
@@ -69,8 +87,12 @@ pub struct Source {
     pub when_busy: WhenBusy,
     /// Shortest and longest pause between two attempts to connect.
     pub pauses: (Duration, Duration),
+    /// Whether reading may rightly take for ever: a feed, as against a polled device.
+    pub listens: bool,
     /// The source's ledger.
     pub counts: Arc<SourceCounts>,
+    /// Beats with each step.
+    pub pulse: Arc<Pulse>,
     /// Ends reading.
     pub stop: CancellationToken,
     /// Receipts whose rows are not durable yet, in order.
@@ -124,7 +146,7 @@ impl Part for Source {
                         tracing::debug!(device = self.name, error, ?pause, "no connection again");
                     }
                     tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
+                        () = self.pulse.waiting(tokio::time::sleep(pause)) => {}
                         () = self.stop.cancelled() => return Exit::Done,
                     }
                 }
@@ -140,25 +162,33 @@ impl Source {
             result = self.south.connect() => result?,
             () = self.stop.cancelled() => return Ok(()),
         }
+        self.pulse.beat();
         tracing::info!(device = self.name, "connected");
         loop {
+            let read = async {
+                let read = self.south.read(&mut self.rows);
+                if self.listens { self.pulse.waiting(read).await } else { read.await }
+            };
             tokio::select! {
-                           biased;
-                           () = self.stop.cancelled() => return self.finish().await,
-                           settled = self.unsettled.next() => {
-                               let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
-                               self.south.settle(receipt).await?;
-                           }
-                           read = self.south.read(&mut self.rows) => match read {
-                               Ok(receipt) => {
-                                   backoff.reset();
-            said.reset();
-                                   self.hand_over(receipt).await;
-                               }
-                               Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
-                               Err(fault) => return Err(fault),
-                           },
-                       }
+                biased;
+                () = self.stop.cancelled() => return self.finish().await,
+                settled = self.unsettled.next() => {
+                    let receipt = settled.map_err(|e| Fault::Link(format!("store: {e}")))?;
+                    self.south.settle(receipt).await?;
+                }
+                read = read => {
+                    self.pulse.beat();
+                    match read {
+                        Ok(receipt) => {
+                            backoff.reset();
+                            said.reset();
+                            self.hand_over(receipt).await;
+                        }
+                        Err(Fault::Refused(error)) => self.south.stats().set_error(Some(error)),
+                        Err(fault) => return Err(fault),
+                    }
+                }
+            }
         }
     }
 
@@ -186,18 +216,27 @@ impl Source {
         }
         let rows = self.rows.finish();
         let count = rows.len() as u64;
-        self.count(&rows);
+        let of = |q: Quality| rows.qualities.iter().filter(|x| **x == q).count() as u64;
+        let (good, bad) = (of(Quality::Good), of(Quality::Bad));
+        let read = |ledger: &mut SourceLedger| {
+            ledger.read += count;
+            ledger.good += good;
+            ledger.bad += bad;
+        };
         let batch = match self.batcher.close(rows) {
             Ok(batch) => batch,
             Err(error) => {
                 tracing::error!(device = self.name, %error, "rows do not fit the table");
-                self.counts.refused_schema.fetch_add(count, Ordering::Relaxed);
+                self.counts.change(|ledger| {
+                    read(ledger);
+                    ledger.refused_schema += count;
+                });
                 return;
             }
         };
+        let next_seq = self.batcher.next_seq();
         let last = batch.column(0).as_primitive::<TimestampMicrosecondType>().values().last();
-        *self.counts.last_row.lock().unwrap_or_else(PoisonError::into_inner) =
-            last.map(|micros| (*micros, Instant::now()));
+        let last_row = last.map(|micros| (*micros, Instant::now()));
         let (ticket, durable) = match receipt {
             Some(_) => {
                 let (tx, rx) = oneshot::channel();
@@ -207,20 +246,17 @@ impl Source {
         };
         let arrival = Arrival { batch, ticket };
         let taken = match self.when_busy {
-            WhenBusy::Wait => self.table.send(arrival).await.is_ok(),
+            WhenBusy::Wait => self.pulse.waiting(self.table.send(arrival)).await.is_ok(),
             WhenBusy::Drop => self.table.try_send(arrival).is_ok(),
         };
-        let ledger = if taken { &self.counts.accepted } else { &self.counts.refused_overload };
-        ledger.fetch_add(count, Ordering::Relaxed);
+        self.counts.change(|ledger| {
+            read(ledger);
+            ledger.last_row = last_row;
+            ledger.next_seq = next_seq;
+            *(if taken { &mut ledger.accepted } else { &mut ledger.refused_overload }) += count;
+        });
         if let (true, Some(receipt), Some(durable)) = (taken, receipt, durable) {
             self.unsettled.push(receipt, durable);
         }
-    }
-
-    fn count(&self, rows: &Rows) {
-        let of = |q: Quality| rows.qualities.iter().filter(|x| **x == q).count() as u64;
-        self.counts.read.fetch_add(rows.len() as u64, Ordering::Relaxed);
-        self.counts.good.fetch_add(of(Quality::Good), Ordering::Relaxed);
-        self.counts.bad.fetch_add(of(Quality::Bad), Ordering::Relaxed);
     }
 }

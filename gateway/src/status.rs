@@ -1,8 +1,9 @@
 //! What status and metrics show: read from the running parts each time it is asked for.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tidegate_config::{Severity, Window};
 use tidegate_drivers::south::modbus::Bus;
@@ -13,12 +14,14 @@ use tidegate_web_ui as web;
 use tokio::sync::watch;
 
 use crate::clock::SharedClock;
+use crate::progress::{Pulse, Watched};
 use crate::pump::SinkCounts;
 use crate::source::SourceCounts;
 use crate::stream::StreamCounts;
 use crate::supervisor::{Health, State};
 
 /// A device as status sees it.
+#[derive(Clone)]
 pub struct DeviceView {
     /// Its name.
     pub name: String,
@@ -32,9 +35,12 @@ pub struct DeviceView {
     pub stats: Option<Arc<Stats>>,
     /// Its ledger.
     pub counts: Arc<SourceCounts>,
+    /// Its beats, and the time between two of them.
+    pub pulse: (Arc<Pulse>, Duration),
 }
 
 /// A link as status sees it.
+#[derive(Clone)]
 pub struct LinkView {
     /// Its name.
     pub name: String,
@@ -47,6 +53,7 @@ pub struct LinkView {
 }
 
 /// A stream as status sees it.
+#[derive(Clone)]
 pub struct StreamView {
     /// Its name.
     pub name: String,
@@ -63,6 +70,7 @@ pub struct StreamView {
 }
 
 /// A sink as status sees it.
+#[derive(Clone)]
 pub struct SinkView {
     /// Its name.
     pub name: String,
@@ -76,22 +84,13 @@ pub struct SinkView {
     pub stats: Option<Arc<Stats>>,
     /// Its ledger.
     pub counts: Arc<SinkCounts>,
+    /// Its beats.
+    pub pulse: Arc<Pulse>,
 }
 
-/// Everything that status can see.
-pub struct GatewayStatus {
-    /// The gateway's name.
-    pub name: String,
-    /// Warnings of the configuration that runs.
-    pub warnings: Vec<web::ConfigProblem>,
-    /// When the process started, microseconds since 1970 UTC.
-    pub started: i64,
-    /// The same on the monotonic clock.
-    pub started_at: tokio::time::Instant,
-    /// The time of day.
-    pub clock: SharedClock,
-    /// The store.
-    pub store: Store,
+/// What status can see of the running configuration. Replaced as a whole when it changes.
+#[derive(Clone, Default)]
+pub struct Views {
     /// Bytes that the store may hold.
     pub store_bytes_max: u64,
     /// All devices.
@@ -104,11 +103,49 @@ pub struct GatewayStatus {
     pub sinks: Vec<SinkView>,
 }
 
+impl Views {
+    /// The names of all parts that are shown, such as `device press`.
+    pub fn names(&self) -> Vec<String> {
+        let devices = self.devices.iter().map(|d| format!("device {}", d.name));
+        let links = self.links.iter().map(|l| format!("link {}", l.name));
+        let streams = self.streams.iter().map(|s| format!("stream {}", s.name));
+        let sinks = self.sinks.iter().map(|s| format!("sink {}", s.name));
+        devices.chain(links).chain(streams).chain(sinks).collect()
+    }
+}
+
+/// What is known of the configuration itself.
+#[derive(Clone, Default)]
+pub struct ConfigView {
+    /// What is wrong or doubtful: warnings of the configuration that runs, or everything about
+    /// one that was refused since.
+    pub problems: Vec<web::ConfigProblem>,
+    /// Which configuration runs, and what became of the last change.
+    pub config: web::ConfigStatus,
+}
+
+/// Everything that status can see.
+pub struct GatewayStatus {
+    /// The gateway's name.
+    pub name: String,
+    /// When the process started, microseconds since 1970 UTC.
+    pub started: i64,
+    /// The same on the monotonic clock.
+    pub started_at: tokio::time::Instant,
+    /// The time of day.
+    pub clock: SharedClock,
+    /// The store.
+    pub store: Store,
+    views: Mutex<Arc<Views>>,
+    config: Mutex<Arc<ConfigView>>,
+}
+
 impl web::Console for GatewayStatus {
     fn status(&self) -> web::Status {
         let now = self.clock.now();
-        let sinks: Vec<_> = self.sinks.iter().map(|sink| self.sink(sink, now)).collect();
-        let streams: Vec<_> = self.streams.iter().map(|s| stream(s, now)).collect();
+        let (views, config) = (self.views(), self.config());
+        let sinks: Vec<_> = views.sinks.iter().map(|sink| self.sink(sink, now)).collect();
+        let streams: Vec<_> = views.streams.iter().map(|s| stream(s, now)).collect();
         web::Status {
             gateway: web::GatewayStatus {
                 name: self.name.clone(),
@@ -118,14 +155,15 @@ impl web::Console for GatewayStatus {
                 started: rfc3339(self.started),
                 uptime_s: self.started_at.elapsed().as_secs_f64(),
             },
-            config_problems: self.warnings.clone(),
-            links: self.links.iter().map(link).collect(),
-            devices: self.devices.iter().map(device).collect(),
-            store: self.store_status(),
+            config: config.config.clone(),
+            config_problems: config.problems.clone(),
+            links: views.links.iter().map(link).collect(),
+            devices: views.devices.iter().map(device).collect(),
+            store: self.store_status(views.store_bytes_max),
             ledger: web::Ledger {
-                sources: self.devices.iter().map(source_hop).collect(),
+                sources: views.devices.iter().map(source_hop).collect(),
                 streams: streams.iter().map(stream_hop).collect(),
-                sinks: self.sinks.iter().map(|sink| self.sink_hop(sink)).collect(),
+                sinks: views.sinks.iter().map(|sink| self.sink_hop(sink)).collect(),
             },
             streams,
             sinks,
@@ -138,11 +176,21 @@ impl web::Console for GatewayStatus {
         if let Some(error) = Some(self.store.stats()).filter(|s| s.failed) {
             add("store".to_owned(), error.last_error.unwrap_or_else(|| "failed".to_owned()));
         }
-        for stream in &self.streams {
+        if self.config().config.origin == web::ConfigOrigin::LastGood {
+            let reason = "the configuration was refused; the last good one runs";
+            add("configuration".to_owned(), reason.to_owned());
+        }
+        for stream in &self.views().streams {
             if stream.health.state() != State::Running {
                 let reason = stream.health.last_error();
                 let reason = reason.unwrap_or_else(|| stream.health.state().name().to_owned());
                 add(format!("stream {}", stream.name), reason);
+            }
+        }
+        for sink in &self.views().sinks {
+            if sink.health.state() == State::Failed {
+                let reason = sink.health.last_error().unwrap_or_else(|| "failed".to_owned());
+                add(format!("sink {}", sink.name), reason);
             }
         }
         web::Readiness { reasons }
@@ -150,6 +198,59 @@ impl web::Console for GatewayStatus {
 }
 
 impl GatewayStatus {
+    /// Status of a gateway without parts.
+    pub fn new(name: &str, clock: SharedClock, store: Store) -> Self {
+        Self {
+            name: name.to_owned(),
+            started: clock.now(),
+            started_at: tokio::time::Instant::now(),
+            clock,
+            store,
+            views: Mutex::default(),
+            config: Mutex::default(),
+        }
+    }
+
+    /// The parts as they are now.
+    pub fn views(&self) -> Arc<Views> {
+        self.views.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Shows other parts.
+    pub fn show(&self, views: Views) {
+        *self.views.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(views);
+    }
+
+    /// What is known of the configuration.
+    pub fn config(&self) -> Arc<ConfigView> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Shows another state of the configuration.
+    pub fn show_config(&self, config: ConfigView) {
+        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+    }
+
+    /// The parts that must make progress: polls and deliveries.
+    pub fn watched(&self) -> Vec<Watched> {
+        let views = self.views();
+        let devices = views.devices.iter().map(|device| Watched {
+            name: format!("device {}", device.name),
+            pulse: device.pulse.0.clone(),
+            health: device.health.clone(),
+            stats: device.stats.clone(),
+            allowance: device.pulse.1,
+        });
+        let sinks = views.sinks.iter().map(|sink| Watched {
+            name: format!("sink {}", sink.name),
+            pulse: sink.pulse.clone(),
+            health: sink.health.clone(),
+            stats: sink.stats.clone(),
+            allowance: Duration::ZERO,
+        });
+        devices.chain(sinks).collect()
+    }
+
     fn sink(&self, sink: &SinkView, now: i64) -> web::SinkStatus {
         let backlog = self.store.backlog(&sink.name);
         web::SinkStatus {
@@ -185,12 +286,12 @@ impl GatewayStatus {
         }
     }
 
-    fn store_status(&self) -> web::StoreStatus {
+    fn store_status(&self, bytes_max: u64) -> web::StoreStatus {
         let stats = self.store.stats();
         web::StoreStatus {
             commits: stats.commits,
             file_bytes: stats.file_bytes,
-            file_bytes_max: self.store_bytes_max,
+            file_bytes_max: bytes_max,
             bytes_committed: stats.bytes_committed,
             corrupt_records: stats.corrupt_records,
             queue_len: stats.queue_len as u64,
@@ -200,8 +301,8 @@ impl GatewayStatus {
     }
 }
 
-/// The warnings of a configuration, as status shows them.
-pub fn warnings(problems: &tidegate_config::Problems) -> Vec<web::ConfigProblem> {
+/// The problems of a configuration, as status shows them.
+pub fn problems(problems: &tidegate_config::Problems) -> Vec<web::ConfigProblem> {
     problems
         .iter()
         .map(|p| web::ConfigProblem {
@@ -232,10 +333,8 @@ fn link(link: &LinkView) -> web::LinkStatus {
 }
 
 fn device(device: &DeviceView) -> web::DeviceStatus {
-    let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-    let (read, good, bad) =
-        (get(&device.counts.read), get(&device.counts.good), get(&device.counts.bad));
-    let last = *device.counts.last_row.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let ledger = device.counts.get();
+    let uncertain = ledger.read.saturating_sub(ledger.good + ledger.bad);
     web::DeviceStatus {
         name: device.name.clone(),
         table: device.table.clone(),
@@ -243,9 +342,9 @@ fn device(device: &DeviceView) -> web::DeviceStatus {
         state: part_state(&device.health, device.stats.as_deref()),
         last_error: last_error(&device.health, device.stats.as_deref()),
         restarts: device.health.restarts(),
-        rows: web::RowsByQuality { good, uncertain: read.saturating_sub(good + bad), bad },
-        last_row: last.map(|(micros, _)| rfc3339(micros)),
-        last_row_age_s: last.map(|(_, at)| at.elapsed().as_secs_f64()),
+        rows: web::RowsByQuality { good: ledger.good, uncertain, bad: ledger.bad },
+        last_row: ledger.last_row.map(|(micros, _)| rfc3339(micros)),
+        last_row_age_s: ledger.last_row.map(|(_, at)| at.elapsed().as_secs_f64()),
         counters: counters(device.stats.as_deref()),
         learnt_holes: device.stats.as_deref().map(Stats::notes).unwrap_or_default(),
     }
@@ -285,15 +384,12 @@ fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
 }
 
 fn source_hop(device: &DeviceView) -> web::SourceHop {
-    let get = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-    let refused = [
-        ("queue_full", get(&device.counts.refused_overload)),
-        ("schema", get(&device.counts.refused_schema)),
-    ];
+    let ledger = device.counts.get();
+    let refused = [("queue_full", ledger.refused_overload), ("schema", ledger.refused_schema)];
     web::SourceHop {
         device: device.name.clone(),
-        read: get(&device.counts.read),
-        accepted: get(&device.counts.accepted),
+        read: ledger.read,
+        accepted: ledger.accepted,
         refused: refused
             .into_iter()
             .filter(|(_, rows)| *rows > 0)
@@ -317,7 +413,7 @@ fn stream_hop(stream: &web::StreamStatus) -> web::StreamHop {
 
 /// A part's state from its supervisor and its driver: the supervisor's word counts where the part
 /// does not run.
-fn part_state(health: &Health, stats: Option<&Stats>) -> web::PartState {
+pub fn part_state(health: &Health, stats: Option<&Stats>) -> web::PartState {
     match health.state() {
         State::Failed => web::PartState::Failed,
         State::Stopped => web::PartState::Stopped,

@@ -5,17 +5,23 @@
 //! again from the stream's progress and the tables' logs, so that no row is counted twice and none
 //! is missed.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
+use arrow::array::{RecordBatch, new_null_array};
+use arrow::compute::cast;
+use arrow::datatypes::{FieldRef, SchemaRef};
+use arrow::error::ArrowError;
 use bytes::Bytes;
 use tidegate_drivers::north::{Encode, Envelope, Int64Style};
+use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::encode::{JsonOptions, Meta, json_rows};
 use tidegate_engine::store::{Commit, OutboxRows, Store, StreamProgress};
 use tidegate_engine::{Counts, Effects, Event, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use crate::clock::SharedClock;
 use crate::supervisor::{Exit, Health, Part};
@@ -73,6 +79,60 @@ pub struct StreamPart {
     pub shown: watch::Sender<Option<Counts>>,
     /// The part's state, for failures that do not end it.
     pub health: Arc<Health>,
+    /// The gateway's feeds, whose far sides keep what they could not send.
+    pub feeds: Arc<Feeds>,
+    /// After how long a silent source is idle.
+    pub idle_after: Duration,
+}
+
+/// The connections of all feeds, by device: a device that is started anew puts its own here.
+#[derive(Debug, Default)]
+pub struct Feeds(Mutex<BTreeMap<String, Arc<Stats>>>);
+
+impl Feeds {
+    /// Puts a feed's state here, in place of one with the same name.
+    pub fn put(&self, device: &str, stats: Arc<Stats>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(device.to_owned(), stats);
+    }
+
+    fn is_down(&self, device: &str) -> bool {
+        let feeds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        feeds.get(device).is_some_and(|stats| stats.state() != LinkState::Up)
+    }
+}
+
+/// How often a stream looks whether its feeds are connected, and whether it was held up itself.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// A wait that took so much longer than it should have says that the process was stopped or starved:
+/// nobody could have been heard meanwhile.
+const STALL_MIN: Duration = Duration::from_secs(2);
+
+/// Knows whether silence of the sources means anything.
+#[derive(Default)]
+struct Listening {
+    looked: Option<Instant>,
+    /// When a feed was last seen without its connection, or the process was held up.
+    deaf: Option<Instant>,
+}
+
+impl Listening {
+    /// Tells the stream whether it may follow the clock. After an outage it may again when the
+    /// connection has been there for `idle_after`: what was kept has come by then.
+    fn look(&mut self, stream: &mut Stream, feeds_down: bool, idle_after: Duration) {
+        let now = Instant::now();
+        if let Some(looked) = self.looked.replace(now) {
+            let stall = (now - looked).saturating_sub(HEARTBEAT);
+            if stall > STALL_MIN {
+                stream.forgive(i64::try_from(stall.as_micros()).unwrap_or(i64::MAX));
+                self.deaf = Some(now);
+            }
+        }
+        if feeds_down {
+            self.deaf = Some(now);
+        }
+        stream.hold(self.deaf.is_some_and(|deaf| now - deaf < idle_after));
+    }
 }
 
 /// Batches that are taken from the queue into one commit at most.
@@ -150,6 +210,7 @@ impl StreamPart {
             }
             let mut commit = Commit::default();
             for (position, batch) in rows {
+                let batch = conform(batch, &self.spec.tables[table].schema)?;
                 if upto.is_some_and(|upto| position >= upto) {
                     return self.submit(stream, commit).await;
                 }
@@ -166,19 +227,17 @@ impl StreamPart {
 
     async fn work(&mut self, stream: &mut Stream) -> Result<(), String> {
         let mut gathered = Vec::with_capacity(GATHER_MAX);
+        let mut listening = Listening::default();
         loop {
+            listening.look(stream, self.feeds_down(), self.idle_after);
             let now = self.clock.now();
-            let pause = stream.next_deadline(now).map(|at| at.saturating_sub(now).max(0));
-            let tick = async {
-                match pause {
-                    Some(pause) => {
-                        tokio::time::sleep(Duration::from_micros(pause.unsigned_abs())).await;
-                    }
-                    None => std::future::pending().await,
-                }
-            };
+            let due = stream.next_deadline(now).map(|at| at.saturating_sub(now).max(0));
+            let due = due.map(|micros| Duration::from_micros(micros.unsigned_abs()));
+            let pause = due.map_or(HEARTBEAT, |due| due.min(HEARTBEAT));
             let mut commit = Commit { wait: self.sync_each, ..Commit::default() };
             tokio::select! {
+                // Rows that are there come before time that has passed.
+                biased;
                 count = self.queue.recv_many(&mut gathered, GATHER_MAX) => {
                     if count == 0 {
                         return Ok(());
@@ -189,10 +248,20 @@ impl StreamPart {
                         self.rows(stream, rows, &mut commit).await?;
                     }
                 }
-                () = tick => self.apply(stream, Event::Tick, &mut commit).await?,
+                () = tokio::time::sleep(pause) => {
+                    listening.look(stream, self.feeds_down(), self.idle_after);
+                    if due.is_none_or(|due| due > pause) {
+                        continue;
+                    }
+                    self.apply(stream, Event::Tick, &mut commit).await?;
+                }
             }
             self.submit(stream, commit).await?;
         }
+    }
+
+    fn feeds_down(&self) -> bool {
+        self.spec.sources.iter().any(|(_, device)| self.feeds.is_down(device))
     }
 
     /// Applies rows from the queue. Rows that were read from the log already are passed over; rows
@@ -306,6 +375,27 @@ impl StreamPart {
         }
         Ok(())
     }
+}
+
+/// Gives logged rows the columns that their table has now: rows that were accepted before a change
+/// of the points have a null where they lack one. A feed's missing `received_at` is its `time`.
+fn conform(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, String> {
+    if batch.schema().fields() == schema.fields() {
+        return Ok(batch);
+    }
+    let column = |field: &FieldRef| {
+        let named = batch.column_by_name(field.name());
+        let time = || batch.column_by_name("time").filter(|_| !field.is_nullable());
+        match named.or_else(time) {
+            Some(column) => cast(column, field.data_type())
+                .or_else(|_| Ok(new_null_array(field.data_type(), batch.num_rows()))),
+            None => Ok(new_null_array(field.data_type(), batch.num_rows())),
+        }
+    };
+    let columns: Result<Vec<_>, ArrowError> = schema.fields().iter().map(column).collect();
+    columns
+        .and_then(|columns| RecordBatch::try_new(schema.clone(), columns))
+        .map_err(|e| format!("rows of an earlier configuration: {e}"))
 }
 
 /// Writes the rows of a batch as a sink wants them.

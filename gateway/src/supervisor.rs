@@ -165,7 +165,10 @@ pub async fn supervise(
                 health.set(State::Waiting);
                 tokio::select! {
                     () = part.wait(pause) => {}
-                    () = stop.cancelled() => {}
+                    () = stop.cancelled() => {
+                        health.set(State::Stopped);
+                        return;
+                    }
                 }
                 health.restarts.fetch_add(1, Ordering::Relaxed);
             }
@@ -245,6 +248,31 @@ mod tests {
             assert!(!std::mem::replace(&mut self.0, false), "register 7 is on fire");
             Exit::Hopeless("no".to_owned())
         }
+    }
+
+    /// Never works.
+    struct Broken;
+
+    impl Part for Broken {
+        async fn run(&mut self) -> Exit {
+            Exit::Failed("the port is taken".to_owned())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_that_waits_to_be_started_again_does_not_hold_up_the_stop() {
+        let health = Arc::new(Health::default());
+        let stop = CancellationToken::new();
+        let part = tokio::spawn({
+            let (health, stop) = (health.clone(), stop.clone());
+            async move { supervise("test", "broken", health, stop, Broken).await }
+        });
+        while health.restarts() < 3 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        stop.cancel();
+        tokio::time::timeout(Duration::from_secs(1), part).await.unwrap().unwrap();
+        assert_eq!(health.state(), State::Stopped);
     }
 
     #[tokio::test(start_paused = true)]

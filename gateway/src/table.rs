@@ -4,7 +4,7 @@
 //! The order of these three is the promise: a stream's progress, which names positions, reaches
 //! the store's queue after the rows that it names.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
@@ -35,11 +35,41 @@ pub struct Positioned {
 }
 
 /// A stream that reads this table.
+#[derive(Clone)]
 pub struct Reader {
     /// The stream's queue.
     pub queue: mpsc::Sender<Positioned>,
     /// This table's index in that stream.
     pub table: usize,
+}
+
+/// The streams that read a table; others may come while it is at work.
+#[derive(Default)]
+pub struct Readers(Mutex<Vec<Reader>>);
+
+impl Readers {
+    /// Adds a stream: it is given every batch from now on.
+    pub fn add(&self, reader: Reader) {
+        self.lock().push(reader);
+    }
+
+    /// Lets all streams go: their input ends.
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
+    fn now(&self) -> Vec<Reader> {
+        self.lock().clone()
+    }
+
+    /// Forgets streams that have ended.
+    fn forget_ended(&self) {
+        self.lock().retain(|reader| !reader.queue.is_closed());
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Reader>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A table and what it needs.
@@ -51,9 +81,7 @@ pub struct Table {
     /// Where its rows become durable.
     pub store: Store,
     /// Who reads it.
-    pub readers: Vec<Reader>,
-    /// Whether several devices bring rows.
-    pub many_sources: bool,
+    pub readers: Arc<Readers>,
     /// What came after the batches that were put together last.
     pub held: Option<Arrival>,
     /// The log position of the next row.
@@ -63,7 +91,7 @@ pub struct Table {
 /// How long a batch that nobody waits for may wait for others: devices that are polled together
 /// answer together.
 const GATHER_FOR: Duration = Duration::from_millis(10);
-/// Rows that are put together at most, and the largest batch that others are put to.
+/// Rows that are put together at most; batches of a quarter of it are left as they are.
 const GATHER_ROWS: usize = 256;
 
 impl Part for Table {
@@ -91,7 +119,9 @@ impl Table {
         let small = |arrival: &Arrival| {
             arrival.ticket.is_none() && arrival.batch.num_rows() < GATHER_ROWS / 4
         };
-        if !self.many_sources || !small(&first) {
+        // The entrance that is kept for devices to come, and one for each device.
+        let many_sources = self.arrivals.sender_strong_count() > 2;
+        if !many_sources || !small(&first) {
             return vec![first];
         }
         let until = Instant::now() + GATHER_FOR;
@@ -134,9 +164,13 @@ impl Table {
             // A source that is gone will be sent its rows again.
             drop(ticket.send(durable));
         }
-        for reader in &self.readers {
+        for reader in self.readers.now() {
             let rows = Positioned { table: reader.table, position, batch: batch.clone() };
-            reader.queue.send(rows).await.map_err(|_| "a stream's queue is closed".to_owned())?;
+            if reader.queue.send(rows).await.is_err() {
+                // Taken out of the configuration. What it did not pass is in the log for the
+                // stream that takes its place.
+                self.readers.forget_ended();
+            }
         }
         Ok(())
     }

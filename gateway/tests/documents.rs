@@ -49,6 +49,8 @@ fn the_help_is_what_the_file_says() {
         "bench",
         "status",
         "healthcheck",
+        "apply",
+        "log",
     ];
     for command in commands {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();

@@ -229,6 +229,18 @@ fn a_busy_port_is_no_reason_to_stop() {
 }
 
 #[test]
+fn a_busy_port_is_no_reason_not_to_stop() {
+    let scratch = Scratch::new("stays");
+    let taken = TcpListener::bind(("127.0.0.1", free_port())).expect("a port");
+    let port = taken.local_addr().expect("an address").port();
+    let mut gateway = Gateway::start(&scratch, &beside(&scratch, port, "", "", ""));
+    others_run(&mut gateway);
+    let stopped = gateway.stop();
+    assert_eq!(stopped.code, Some(0));
+    assert!(stopped.took <= secs(5), "it took {:?}", stopped.took);
+}
+
+#[test]
 fn an_unreachable_device_is_red_and_the_others_run() {
     let scratch = Scratch::new("device");
     let port = free_port();

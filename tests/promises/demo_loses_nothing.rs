@@ -2,18 +2,18 @@
 //! results within ten seconds, and loses nothing while the cable is out.
 
 use std::fs::File;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::harness::{Program, Scratch, secs, tidegate, wait_until};
+use crate::harness::{Program, Scratch, command, secs, tidegate, wait_until};
 
 #[test]
 fn the_ledger_of_the_demo_is_even() {
     let scratch = Scratch::new("demo");
     let out = scratch.join("stdout");
-    let mut command = Command::new(tidegate());
+    let mut command = command(tidegate());
     command.args(["demo", "--for", "14s", "--outage", "4s..8s", "--format", "json"]);
     command.stdin(Stdio::null()).stdout(File::create(&out).expect("a file"));
     let start = Instant::now();

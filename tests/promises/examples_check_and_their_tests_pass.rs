@@ -92,3 +92,11 @@ fn a_wrong_expectation_fails() {
     let late = test("231.0", 0);
     assert_eq!(late.code, Some(1), "{late:?}");
 }
+
+#[test]
+fn the_schema_is_the_one_in_the_repository() {
+    let printed = run(&["schema"], secs(10));
+    assert_eq!(printed.code, Some(0));
+    let kept = std::fs::read_to_string(repository().join("board-configs/schema.json"));
+    assert_eq!(printed.stdout, kept.expect("board-configs/schema.json"), "run `make bless`");
+}

@@ -12,6 +12,11 @@
 
 mod harness;
 
+mod a_change_touches_only_what_differs;
+mod a_configuration_that_fails_is_undone;
+mod a_damaged_store_is_set_aside;
+mod a_hung_part_is_restarted;
+mod a_silent_unit_leaves_the_others_their_rate;
 mod bad_input_is_one_clear_message;
 mod broker_outage_keeps_every_second;
 mod cold_start_without_broker;
@@ -19,10 +24,16 @@ mod demo_loses_nothing;
 mod dependencies_stay_as_decided;
 mod examples_check_and_their_tests_pass;
 mod file_sink_lines_are_whole;
+mod full_outboxes_do_what_was_asked;
 mod keeps_polling_while_uplink_is_down;
+mod log_levels_go_back_by_themselves;
+mod mqtt_input_survives_what_comes;
 mod no_duplicates_without_faults;
 mod qos1_input_is_not_throttled;
 mod reads_a_foreign_modbus_server;
+mod simulator_serves_a_foreign_client;
 mod status_tells_the_truth;
 mod stops_within_grace;
 mod survives_kill_9;
+mod the_service_executes_nothing;
+mod windows_follow_event_time;

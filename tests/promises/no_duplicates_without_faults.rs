@@ -58,6 +58,12 @@ fn a48_a50_nothing_comes_twice() {
     gateway.wait_drained(secs(20));
     assert_eq!(gateway.stop().code, Some(0));
 
+    let log = gateway.log();
+    let trouble: Vec<_> =
+        log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
+    assert!(trouble.is_empty(), "where there is no fault, none is logged: {trouble:#?}");
+    assert!(!log.contains('\x1b'), "a file is no terminal: no colours in its log");
+
     let records = far_side.records();
     assert_eq!(repeated(&records), 0, "records that came again");
     let mut readings = of_stream(&records, "readings");

@@ -6,13 +6,13 @@
 //! somebody waits.
 
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use crate::harness::broker::Broker;
 use crate::harness::gateway::{Gateway, count, head};
 use crate::harness::records::{of_stream, repeated};
 use crate::harness::subscriber::Subscriber;
-use crate::harness::{Program, Scratch, program, secs};
+use crate::harness::{Program, Scratch, command, program, secs};
 
 /// How many messages are published.
 const MESSAGES: u64 = 3_000;
@@ -56,7 +56,7 @@ fn three_thousand_messages_in_a_few_seconds() {
     let mut gateway = Gateway::start(&scratch, &config(&scratch, port));
     gateway.wait_up();
 
-    let mut command = Command::new(program("mosquitto_pub"));
+    let mut command = command(program("mosquitto_pub"));
     command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-t", "in/n", "-q", "1", "-l"]);
     command.stdin(Stdio::piped()).stdout(Stdio::null());
     let mut publisher = Program::start("mosquitto_pub", &mut command, &scratch.join("pub.log"));

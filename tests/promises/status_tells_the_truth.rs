@@ -1,7 +1,8 @@
 //! What the gateway says of itself adds up: at each hop of the ledger the parts are the whole. And
 //! the doors through which it says so are as open as they must be, and no more.
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 
@@ -13,6 +14,8 @@ use crate::harness::{Scratch, free_port, run, secs};
 
 fn config(scratch: &Scratch, plant: u16, web: u16) -> String {
     let (head, file) = (head(scratch), scratch.join("out.jsonl"));
+    // The default, so that what is delivered waits a while for its commit.
+    let head = head.replace("commit_every: 200ms", "commit_every: 1s");
     let head = head.replace("127.0.0.1:0", &format!("127.0.0.1:{web}"));
     let (nobody, file) = (free_port(), file.display());
     format!(
@@ -65,13 +68,43 @@ fn assert_adds_up(ledger: &Value) {
     }
 }
 
+/// What was once counted stays counted: the whole of each hop never becomes less.
+fn assert_grows(ledger: &Value, newest: &mut BTreeMap<String, u64>) {
+    let wholes = [("sources", "read"), ("streams", "accepted"), ("sinks", "results")];
+    for (hops, whole) in wholes {
+        for hop in ledger[hops].as_array().expect("a hop") {
+            let name = ["device", "stream", "sink"].iter().find_map(|key| hop[key].as_str());
+            let name = format!("{hops} {}", name.expect("a name"));
+            let count = hop[whole].as_u64().expect("a count");
+            let before = newest.insert(name, count).unwrap_or(0);
+            assert!(count >= before, "{whole} was {before}, and now: {hop}");
+        }
+    }
+}
+
+/// In a new store, what a sink has delivered since the start is part of what was put into its outbox.
+fn assert_holds_what_was_delivered(status: &Value) {
+    for name in ["disk", "nobody"] {
+        let delivered = count(status, "sinks", name, "delivered");
+        let hop = part(&status["ledger"], "sinks", name);
+        let results = hop["results"].as_u64().expect("a count");
+        assert!(
+            results >= delivered,
+            "{delivered} of {name} are delivered, and the ledger says {hop}"
+        );
+    }
+}
+
 #[test]
 fn every_hop_adds_up() {
     let scratch = Scratch::new("ledger");
     let plant = Plant::start(&scratch);
     let mut gateway = Gateway::start(&scratch, &config(&scratch, plant.port, free_port()));
+    let newest = RefCell::new(BTreeMap::new());
     gateway.wait_status("three windows", secs(30), |status| {
         assert_adds_up(&status["ledger"]);
+        assert_grows(&status["ledger"], &mut newest.borrow_mut());
+        assert_holds_what_was_delivered(status);
         let windows = count(status, "streams", "windows", "results");
         let dropped = sum(&part(&status["ledger"], "sinks", "nobody")["dropped"]);
         (windows >= 3 && dropped >= 10).then_some(())

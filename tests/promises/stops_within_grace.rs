@@ -82,3 +82,60 @@ fn a54_with_a_frozen_broker_and_thousands_queued() {
     let newest = rows.iter().map(|row| row.id_parts().3).max().expect("rows");
     assert!(newest >= results + 4_000 - 1, "{newest} of at least {results} + 4,000");
 }
+
+#[test]
+fn at_any_moment_of_its_start() {
+    let scratch = Scratch::new("early");
+    let broker = Broker::start(&scratch, "");
+    let far_side = Subscriber::start(broker.port, "#", None);
+    far_side.wait_subscribed();
+    let config = config(&scratch, broker.port);
+    for (round, signal) in [Signal::TERM, Signal::INT].into_iter().cycle().take(10).enumerate() {
+        let mut gateway = Gateway::start(&scratch, &config);
+        wait_until("the store to be opened", secs(10), || {
+            gateway.log().matches("store opened").count() == round + 1
+        });
+        let pause = u64::try_from(round).expect("small") * 15;
+        std::thread::sleep(std::time::Duration::from_millis(pause));
+        gateway.signal(signal);
+        assert_eq!(gateway.wait(secs(6)), Some(0), "round {round}: {}", gateway.log());
+    }
+    // What the ten starts generated is in order and without a gap.
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_status("the end of the generated rows", secs(30), |status| {
+        (count(&status["ledger"], "sources", "source", "read") >= 4_000).then_some(())
+    });
+    gateway.wait_drained(secs(30));
+    assert_eq!(gateway.stop().code, Some(0));
+    let rows = of_stream(&far_side.records(), "rows");
+    repeated(&rows);
+    assert_contiguous(&rows);
+}
+
+#[test]
+fn with_a_frozen_broker_that_feeds_it() {
+    let scratch = Scratch::new("feeder");
+    let broker = Broker::start(&scratch, "");
+    let (head, port) = (head(&scratch), broker.port);
+    let config = format!(
+        "{head}
+devices:
+  - name: feed
+    driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{port}\", topics: [ in ], points: [ {{ name: n, type: i64 }} ] }} }}
+streams: [ {{ name: rows, from: [feed], sql: 'SELECT n FROM feed', to: [ {{ sink: out }} ] }} ]
+sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
+"
+    );
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_up();
+    broker.freeze();
+    let stopped = gateway.stop();
+    assert_eq!(stopped.code, Some(0));
+    assert!(stopped.took <= secs(5), "it took {:?}", stopped.took);
+    // And one that is frozen already when the gateway starts.
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.status();
+    let stopped = gateway.stop();
+    assert_eq!(stopped.code, Some(0));
+    assert!(stopped.took <= secs(5), "it took {:?}", stopped.took);
+}

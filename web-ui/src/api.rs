@@ -7,15 +7,20 @@
 
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::body::Bytes;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Json, Router, middleware};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::console::{Console, Control, Readiness, Status};
+use crate::console::{
+    ApplyOutcome, Console, Control, LogLevels, LogLevelsWanted, Readiness, Status,
+};
+use crate::guard::RequestLimits;
 use crate::problem::Problem;
 use crate::{exposition, guard, metrics};
 
@@ -31,15 +36,25 @@ GET /api/v1/status  all parts as JSON
 
 /// The routes of the TCP listener: reading only, for loopback names only.
 pub fn router(console: Arc<dyn Console>) -> Router {
-    with_headers(guarded(reading(console)).layer(middleware::from_fn(guard::loopback_host)))
+    with_headers(
+        guarded(reading(console), guard::REQUEST).layer(middleware::from_fn(guard::loopback_host)),
+    )
 }
 
-/// The routes of the control socket: those of [`router`] and `POST /api/v1/shutdown`.
+/// The routes of the control socket: those of [`router`], and those that change something:
+/// `POST /api/v1/shutdown`, `POST /api/v1/config/apply`, `GET` and `PUT /api/v1/logs/levels`.
 ///
 /// The socket's file mode decides who may connect, so the Host header is not judged here.
 pub fn control_router(console: Arc<dyn Console>, control: Arc<dyn Control>) -> Router {
-    let changing = Router::new().route("/api/v1/shutdown", post(shutdown)).with_state(control);
-    with_headers(guarded(reading(console).merge(changing)))
+    let levels = get(log_levels).merge(put(set_log_levels));
+    let changing = Router::new()
+        .route("/api/v1/shutdown", post(shutdown))
+        .route("/api/v1/logs/levels", levels)
+        .with_state(control.clone());
+    let apply = Router::new().route("/api/v1/config/apply", post(apply)).with_state(control);
+    // Its own limits, and outside those of the others: the inner of two limits would win.
+    let apply = limited(apply, guard::CONFIGURATION);
+    with_headers(guarded(reading(console).merge(changing), guard::REQUEST).merge(apply))
 }
 
 fn reading(console: Arc<dyn Console>) -> Router {
@@ -53,12 +68,15 @@ fn reading(console: Arc<dyn Console>) -> Router {
 }
 
 /// Adds the answers for what no route takes, and the limits of a request.
-fn guarded(routes: Router) -> Router {
+fn guarded(routes: Router, limits: RequestLimits) -> Router {
+    limited(routes.fallback(no_route), limits)
+}
+
+fn limited(routes: Router, limits: RequestLimits) -> Router {
     routes
-        .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .layer(middleware::from_fn(guard::limits))
-        .layer(DefaultBodyLimit::max(guard::BODY_MAX))
+        .layer(middleware::from_fn_with_state(limits, guard::limits))
+        .layer(DefaultBodyLimit::max(limits.body_max))
 }
 
 /// The outermost layer, so that refusals of the other layers carry the headers as well.
@@ -102,6 +120,59 @@ async fn shutdown(State(control): State<Arc<dyn Control>>) -> Response {
 #[derive(Serialize)]
 struct Stopping {
     stopping: bool,
+}
+
+/// What the text of a configuration is called.
+#[derive(Deserialize)]
+struct Named {
+    #[serde(default = "posted")]
+    name: String,
+}
+
+fn posted() -> String {
+    "configuration".to_owned()
+}
+
+async fn apply(
+    State(control): State<Arc<dyn Control>>,
+    Query(Named { name }): Query<Named>,
+    text: Bytes,
+) -> Response {
+    let Ok(text) = String::from_utf8(text.into()) else {
+        let detail = "a configuration is UTF-8";
+        return Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "config_refused", detail)
+            .into_response();
+    };
+    let applied = control.apply(name, text).await;
+    let (status, code) = match applied.outcome {
+        ApplyOutcome::Applied | ApplyOutcome::Unchanged => {
+            return Json(applied).into_response();
+        }
+        ApplyOutcome::Refused => (StatusCode::UNPROCESSABLE_ENTITY, "config_refused"),
+        ApplyOutcome::NotNow => (StatusCode::CONFLICT, "config_not_now"),
+        ApplyOutcome::RolledBack => (StatusCode::CONFLICT, "config_rolled_back"),
+    };
+    Problem::new(status, code, applied.detail.clone()).applied(applied).into_response()
+}
+
+async fn log_levels(State(control): State<Arc<dyn Control>>) -> Json<LogLevels> {
+    Json(control.log_levels())
+}
+
+async fn set_log_levels(
+    State(control): State<Arc<dyn Control>>,
+    wanted: Result<Json<LogLevelsWanted>, JsonRejection>,
+) -> Response {
+    let set = match wanted {
+        Ok(Json(wanted)) => control.set_log_levels(&wanted),
+        Err(rejection) => Err(rejection.body_text()),
+    };
+    match set {
+        Ok(levels) => Json(levels).into_response(),
+        Err(reason) => Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "log_levels_refused", reason)
+            .hint("such as {\"levels\": \"info,tidegate_drivers=debug\", \"for_s\": 900}")
+            .into_response(),
+    }
 }
 
 async fn no_route() -> Problem {

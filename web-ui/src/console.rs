@@ -6,8 +6,10 @@
 //! as numbers, both made by the gateway.
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What the routes ask of the running gateway.
 pub trait Console: Send + Sync + 'static {
@@ -22,6 +24,72 @@ pub trait Console: Send + Sync + 'static {
 pub trait Control: Send + Sync + 'static {
     /// Starts an orderly stop, as SIGTERM does, and returns at once. May be called again.
     fn stop(&self);
+
+    /// Runs another configuration in place of this one, or says why not. `name` is what problems
+    /// call the text. Dropping the future changes nothing: what was begun is brought to its end.
+    fn apply(&self, name: String, text: String) -> Answer<Applied>;
+
+    /// What is logged now.
+    fn log_levels(&self) -> LogLevels;
+
+    /// Logs by other levels for a while; an error says what is wrong with them.
+    fn set_log_levels(&self, wanted: &LogLevelsWanted) -> Result<LogLevels, String>;
+}
+
+/// An answer that takes its time.
+pub type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What became of a configuration that was to be applied.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Applied {
+    /// How it ended.
+    pub outcome: ApplyOutcome,
+    /// The same in words, with the reason where it was not taken.
+    pub detail: String,
+    /// What is wrong or doubtful in the text.
+    pub problems: Vec<ConfigProblem>,
+    /// The problems as `tidegate check` prints them.
+    pub text: String,
+    /// Parts that were stopped, such as `device press`.
+    pub stopped: Vec<String>,
+    /// Parts that were started.
+    pub started: Vec<String>,
+}
+
+/// How an attempt to apply a configuration ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ApplyOutcome {
+    /// It runs.
+    Applied,
+    /// It is what runs already; nothing was touched.
+    #[default]
+    Unchanged,
+    /// It has errors; nothing was touched.
+    Refused,
+    /// It cannot be taken while the gateway runs, or cannot be kept; nothing was touched.
+    NotNow,
+    /// It was tried and did not work; the one before runs again.
+    RolledBack,
+}
+
+/// What is logged.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLevels {
+    /// Levels, such as `info,tidegate_drivers=debug`.
+    pub levels: String,
+    /// Seconds until they are what they were at the start; none where they are.
+    pub resets_in_s: Option<u64>,
+}
+
+/// What is to be logged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogLevelsWanted {
+    /// Levels, such as `info,tidegate_drivers=debug`.
+    pub levels: String,
+    /// For how many seconds.
+    pub for_s: u64,
 }
 
 /// The gateway and all its parts.
@@ -29,7 +97,9 @@ pub trait Control: Send + Sync + 'static {
 pub struct Status {
     /// The process.
     pub gateway: GatewayStatus,
-    /// Warnings of the configuration that runs.
+    /// Which configuration runs.
+    pub config: ConfigStatus,
+    /// Warnings of the configuration that runs, or all problems of one that was refused since.
     pub config_problems: Vec<ConfigProblem>,
     /// One for each link of the configuration.
     pub links: Vec<LinkStatus>,
@@ -62,8 +132,45 @@ pub struct GatewayStatus {
     pub uptime_s: f64,
 }
 
-/// One problem of the configuration, as `tidegate check` shows it.
+/// Which configuration runs, and what became of the last change.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ConfigStatus {
+    /// Where the running configuration came from.
+    pub origin: ConfigOrigin,
+    /// Names the text that runs: equal texts have equal revisions.
+    pub revision: String,
+    /// Revision of the text that stands in the file, where it was seen to be another one.
+    pub file_revision: Option<String>,
+    /// The last attempt to change it while the gateway ran.
+    pub last_change: Option<ConfigChange>,
+}
+
+/// Where a configuration came from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConfigOrigin {
+    /// The file or folder that the gateway was started with.
+    #[default]
+    File,
+    /// The last one that worked, because the file was refused.
+    LastGood,
+}
+
+/// One attempt to change the configuration.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ConfigChange {
+    /// When, RFC 3339.
+    pub at: String,
+    /// What asked for it: `signal`, `file` or `request`.
+    pub by: &'static str,
+    /// How it ended.
+    pub outcome: ApplyOutcome,
+    /// The same in words, with the reason where it was not taken.
+    pub detail: String,
+}
+
+/// One problem of the configuration, as `tidegate check` shows it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ConfigProblem {
     /// Stable code, such as `E0123`.
     pub code: String,

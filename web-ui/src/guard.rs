@@ -1,6 +1,6 @@
 //! What every request passes before it reaches a route.
 //!
-//! Promise: a request has at most [`BODY_MAX`] bytes and [`REQUEST_TIMEOUT`], was addressed to this
+//! Promise: a request is bounded by its [`RequestLimits`] in bytes and time, was addressed to this
 //! machine by a loopback name (DNS rebinding: a page of a foreign origin cannot read us under its
 //! own name), and its answer carries the headers that keep browsers from guessing, framing and
 //! caching. Does not know: the routes. Source: RFC 9110 and 9112, OWASP ASVS 5.0 chapter 3.
@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
@@ -20,11 +20,23 @@ use axum::response::{IntoResponse, Response};
 
 use crate::problem::Problem;
 
-/// The most bytes that a request's body may have.
-pub(crate) const BODY_MAX: usize = 16 * 1024;
+/// Bounds of one request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RequestLimits {
+    /// The most bytes that its body may have.
+    pub(crate) body_max: usize,
+    /// Time for its body to arrive and its answer to be made.
+    pub(crate) timeout: Duration,
+}
 
-/// Time for a request's body to arrive and its answer to be made.
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// What every request may take.
+pub(crate) const REQUEST: RequestLimits =
+    RequestLimits { body_max: 16 * 1024, timeout: Duration::from_secs(10) };
+
+/// What a whole configuration may take: the size that `check` reads, and the time in which a
+/// change is started, judged and, if need be, undone.
+pub(crate) const CONFIGURATION: RequestLimits =
+    RequestLimits { body_max: 16 << 20, timeout: Duration::from_secs(150) };
 
 /// Headers of every answer. Nothing that is served yet needs scripts, styles or frames.
 const ANSWER_HEADERS: [(HeaderName, &str); 6] = [
@@ -50,16 +62,20 @@ pub(crate) async fn answer_headers(request: Request, next: Next) -> Response {
 
 /// Reads the body within its bound and gives request and answer one deadline.
 ///
-/// Bodies are small by rule, so they are read here, once, for all routes: also one that no route
+/// Bodies are bounded, so they are read here, once, for all routes: also one that no route
 /// looks at cannot keep a connection busy.
-pub(crate) async fn limits(request: Request, next: Next) -> Response {
+pub(crate) async fn limits(
+    State(RequestLimits { body_max, timeout }): State<RequestLimits>,
+    request: Request,
+    next: Next,
+) -> Response {
     let answer = async {
         let (parts, body) = request.into_parts();
         // The extractor knows the bound from `DefaultBodyLimit` in the request's extensions.
         match Bytes::from_request(Request::from_parts(parts.clone(), body), &()).await {
             Ok(body) => next.run(Request::from_parts(parts, Body::from(body))).await,
             Err(refusal) if refusal.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                let detail = format!("the body is longer than {BODY_MAX} bytes");
+                let detail = format!("the body is longer than {body_max} bytes");
                 Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail)
                     .into_response()
             }
@@ -71,8 +87,8 @@ pub(crate) async fn limits(request: Request, next: Next) -> Response {
             .into_response(),
         }
     };
-    tokio::time::timeout(REQUEST_TIMEOUT, answer).await.unwrap_or_else(|_| {
-        let detail = format!("the request took longer than {} s", REQUEST_TIMEOUT.as_secs());
+    tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| {
+        let detail = format!("the request took longer than {} s", timeout.as_secs());
         Problem::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail).into_response()
     })
 }

@@ -15,9 +15,10 @@ mod serve;
 
 pub use api::{control_router, router};
 pub use console::{
-    ConfigProblem, Console, Control, DeviceStatus, GatewayStatus, Ledger, LinkStatus, PartState,
-    Readiness, Reason, RowsByQuality, SinkHop, SinkStatus, SourceHop, Status, StoreStatus,
-    StreamHop, StreamStatus,
+    Answer, Applied, ApplyOutcome, ConfigChange, ConfigOrigin, ConfigProblem, ConfigStatus,
+    Console, Control, DeviceStatus, GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted,
+    PartState, Readiness, Reason, RowsByQuality, SinkHop, SinkStatus, SourceHop, Status,
+    StoreStatus, StreamHop, StreamStatus,
 };
 pub use metrics::render as render_metrics;
 pub use serve::{bind_unix, serve_tcp, serve_unix};

@@ -36,9 +36,13 @@ fn gateway(page: &mut Page, status: &Status, readiness: &Readiness) {
     page.gauge("tidegate_ready", "1 while the streams do their work, else 0.", |f| {
         f.put(&[], u8::from(readiness.is_ready()));
     });
-    page.gauge("tidegate_config_problems", "Warnings of the running configuration.", |f| {
-        f.put(&[], status.config_problems.len());
-    });
+    page.gauge(
+        "tidegate_config_problems",
+        "Problems of the configuration: warnings of the running one, or all of one refused since.",
+        |f| {
+            f.put(&[], status.config_problems.len());
+        },
+    );
 }
 
 fn links(page: &mut Page, status: &Status) {

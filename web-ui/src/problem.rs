@@ -9,7 +9,7 @@ use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
 use serde::Serialize;
 
-use crate::console::Reason;
+use crate::console::{Applied, Reason};
 
 /// One error answer.
 #[derive(Debug, Serialize)]
@@ -24,6 +24,8 @@ pub(crate) struct Problem {
     hint: Option<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reasons: Vec<Reason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    applied: Option<Applied>,
 }
 
 impl Problem {
@@ -37,12 +39,18 @@ impl Problem {
             detail: detail.into(),
             hint: None,
             reasons: Vec::new(),
+            applied: None,
         }
     }
 
     /// Says what would be right.
     pub(crate) fn hint(self, hint: &'static str) -> Self {
         Self { hint: Some(hint), ..self }
+    }
+
+    /// Says what became of a configuration.
+    pub(crate) fn applied(self, applied: Applied) -> Self {
+        Self { applied: Some(applied), ..self }
     }
 
     /// Names the parts that are in the way.

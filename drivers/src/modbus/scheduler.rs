@@ -151,6 +151,11 @@ impl Scheduler {
         self.learnt
     }
 
+    /// True while the unit has answered nothing for at least one whole cycle.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent_cycles > 0
+    }
+
     /// The first failure of the last cycle, in words.
     pub(crate) fn error(&self) -> Option<&str> {
         self.error.as_deref()

@@ -169,4 +169,39 @@ mod tests {
             "has `{device}`, which stands for nothing"
         );
     }
+
+    type Change<'a> = &'a dyn Fn(&mut Common<'a>);
+
+    #[test]
+    fn the_common_fields_are_judged_one_by_one() {
+        let good = || Common {
+            client_id: None,
+            username: None,
+            password: None,
+            qos: 1,
+            keep_alive: Span::from_secs(30),
+            max_packet: Bytes::new(256 << 10),
+            backoff_min: Span::from_secs(1),
+            backoff_max: Span::from_secs(300),
+        };
+        assert_eq!(good().problems(), []);
+        let secret = Secret::Env("P".to_owned());
+        let changes: [(Change<'_>, &str); 9] = [
+            (&|c| c.qos = 2, "qos"),
+            (&|c| c.client_id = Some(""), "client_id"),
+            (&|c| c.password = Some(&secret), "password"),
+            (&|c| c.keep_alive = Span::from_millis(999), "keep_alive"),
+            (&|c| c.keep_alive = Span::from_secs(65_536), "keep_alive"),
+            (&|c| c.max_packet = Bytes::new(255), "max_packet"),
+            (&|c| c.max_packet = Bytes::new(256 << 20), "max_packet"),
+            (&|c| c.backoff_min = Span::from_millis(0), "backoff_min"),
+            (&|c| c.backoff_min = Span::from_secs(301), "backoff_min"),
+        ];
+        for (change, field) in changes {
+            let mut common = good();
+            change(&mut common);
+            let problems = common.problems();
+            assert_eq!(problems.iter().map(|p| p.0).collect::<Vec<_>>(), [field]);
+        }
+    }
 }

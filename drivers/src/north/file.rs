@@ -97,7 +97,8 @@ mod io {
         match error.kind() {
             ErrorKind::NotFound => {
                 let folder = folder(path);
-                Fault::Config(format!("{shown}: the folder {} must exist", folder.display()))
+                // It may appear: a stick, a share that is mounted later.
+                Fault::Link(format!("{shown}: the folder {} must exist", folder.display()))
             }
             ErrorKind::PermissionDenied => {
                 Fault::Config(format!("{shown}: {error}; the service's user must be able to write"))
@@ -420,7 +421,7 @@ mod io {
                 fault.to_string(),
                 format!("{0}/out: the folder {0} must exist", gone.display())
             );
-            let Err(Fault::Config(_)) = north.connect().await else { panic!("no folder") };
+            let Err(Fault::Link(_)) = north.connect().await else { panic!("no folder") };
         }
 
         #[test]

@@ -289,3 +289,53 @@ fn default_backoff_min() -> Span {
 fn default_backoff_max() -> Span {
     Span::from_secs(300)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(name: &str, path: Option<&str>) -> FieldPoint {
+        let path = path.map(str::to_owned);
+        FieldPoint { name: name.parse().unwrap(), value_type: FieldType::I64, path, unit: None }
+    }
+
+    fn feed(topics: &[&str], points: Vec<FieldPoint>) -> MqttFeed {
+        MqttFeed {
+            url: "mqtt://b".parse().unwrap(),
+            topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
+            qos: default_qos(),
+            client_id: None,
+            username: None,
+            password: None,
+            keep_alive: default_keep_alive(),
+            max_packet: default_max_packet(),
+            decode: Decode::default(),
+            batch_rows: default_batch_rows(),
+            linger: default_linger(),
+            backoff_min: default_backoff_min(),
+            backoff_max: default_backoff_max(),
+            points,
+        }
+    }
+
+    #[test]
+    fn topics_and_points_are_judged_one_by_one() {
+        assert_eq!(feed(&["line/+/event"], vec![field("n", None)]).problems(), []);
+        let n = || field("n", None);
+        for (feed, field, word) in [
+            (feed(&[], vec![n()]), "topics", "nothing"),
+            (feed(&["a/#/b"], vec![n()]), "topics", "`a/#/b`"),
+            (feed(&["a", "a"], vec![n()]), "topics", "twice"),
+            (feed(&["a"], vec![]), "points", "no field"),
+            (feed(&["a"], vec![n(), n()]), "points", "two points"),
+            (feed(&["a"], vec![field("topic", None)]), "points", "every feed has"),
+            (feed(&["a"], vec![field("seq", Some("x"))]), "points", "every feed has"),
+            (feed(&["a"], vec![field("n", Some("a..b"))]), "points", "empty key"),
+        ] {
+            let problems = feed.problems();
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert_eq!(problems[0].0, field);
+            assert!(problems[0].1.contains(word), "{}", problems[0].1);
+        }
+    }
+}

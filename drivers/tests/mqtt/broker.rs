@@ -195,10 +195,10 @@ pub(crate) fn payloads(bodies: &[&str]) -> Vec<Payload> {
     bodies.iter().enumerate().map(payload).collect()
 }
 
-/// Waits until a link is in `state`.
-pub(crate) async fn until_state(stats: &Stats, state: LinkState) {
+/// Waits until a link is in the wanted state.
+pub(crate) async fn until_state(stats: &Stats, wanted: LinkState) {
     let reached = async {
-        while stats.state() != state {
+        while stats.state() != wanted {
             sleep(Duration::from_millis(5)).await;
         }
     };

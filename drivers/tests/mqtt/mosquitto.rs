@@ -103,7 +103,7 @@ impl Mosquitto {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        timeout(Duration::from_secs(60), ended).await.expect("mosquitto_pub ends");
+        timeout(Duration::from_mins(1), ended).await.expect("mosquitto_pub ends");
     }
 }
 
@@ -151,35 +151,43 @@ fn numbered(count: usize) -> Vec<Payload> {
     (0..count).map(payload).collect()
 }
 
-/// Delivers `count` payloads in slices of 500; returns messages a second.
-async fn rate(qos: u8, in_flight: u16, count: usize) -> f64 {
-    let broker = Mosquitto::start("max_queued_messages 0").await;
-    let subscriber = broker.subscriber(qos).await;
-    let fields = json!({ "qos": qos, "in_flight": in_flight });
-    let mut north = north(&broker.url(), &fields);
-    north.connect().await.unwrap();
-    let payloads = numbered(count);
-    let expected: Vec<String> = (0..count).map(|seq| format!("{seq:0>200}")).collect();
-    let last = expected[count - 1].clone();
-    let far = tokio::spawn(async move { subscriber.messages(&last).await });
+/// Delivers `payloads` in slices of 500; returns messages a second.
+async fn rate(north: &mut impl North, payloads: &[Payload]) -> f64 {
     let start = Instant::now();
     for slice in payloads.chunks(500) {
         let delivered = north.deliver(slice).await;
         assert_eq!((delivered.count, delivered.fault), (slice.len(), None));
     }
-    let rate = count as f64 / start.elapsed().as_secs_f64();
-    let got = far.await.unwrap();
-    // A48: without a fault nothing is doubled. QoS 0 is as good on one machine.
-    assert!(got == expected, "lost, doubled or reordered: {} of {count}", got.len());
-    assert_eq!(north.stats().get(Counter::Requests), count as u64);
-    rate
+    payloads.len() as f64 / start.elapsed().as_secs_f64()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_arrives_once_and_in_order() {
+    let count = 20_000;
+    let payloads = numbered(count);
+    let expected: Vec<String> = (0..count).map(|seq| format!("{seq:0>200}")).collect();
     for (qos, in_flight) in [(0, 100), (1, 20), (1, 100)] {
-        let rate = rate(qos, in_flight, 20_000).await;
-        println!("out: QoS {qos}, in flight {in_flight}: {rate:.0} messages/s");
+        let fields = json!({ "qos": qos, "in_flight": in_flight });
+        let broker = Mosquitto::start("max_queued_messages 0").await;
+        let mut north = crate::broker::north(&broker.url(), &fields);
+        north.connect().await.unwrap();
+        let alone = rate(&mut north, &payloads).await;
+
+        let broker = Mosquitto::start("max_queued_messages 0").await;
+        let mut north = crate::broker::north(&broker.url(), &fields);
+        north.connect().await.unwrap();
+        let subscriber = broker.subscriber(qos).await;
+        let last = expected[count - 1].clone();
+        let far = tokio::spawn(async move { subscriber.messages(&last).await });
+        let read = rate(&mut north, &payloads).await;
+        println!(
+            "out: QoS {qos}, in flight {in_flight}: {alone:.0} messages/s, \
+             with a subscriber of that QoS {read:.0} messages/s"
+        );
+        let got = far.await.unwrap();
+        // A48: without a fault nothing is doubled. QoS 0 is as good on one machine.
+        assert!(got == expected, "lost, doubled or reordered: {} of {count}", got.len());
+        assert_eq!(north.stats().get(Counter::Requests), count as u64);
     }
 }
 
@@ -218,31 +226,32 @@ async fn a_frozen_broker_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_feed_of_20_in_flight_is_not_throttled() {
-    // mosquitto's default, and a batch that would linger for 5 s.
+    // mosquitto's default, and batches that would linger for 5 s. The first 20 come alone; then
+    // mosquitto 2.0.11 lets 20 more go for each acknowledgement while messages are queued, and to a
+    // session that it resumes it sends all. The scripted broker keeps to 20 throughout.
     let broker = Mosquitto::start("max_queued_messages 0").await;
     let count = 10_000usize;
     let fields = json!({ "linger": "5s" });
     let mut south = south(&broker.url(), &fields);
-    south.connect().await.unwrap();
-    // The broker keeps what comes while nobody is connected.
-    drop(south);
-    let lines: String = (0..count).map(|n| format!("{{\"n\":{n}}}\n")).collect();
-    broker.publish(&lines).await;
-
-    let mut south = crate::broker::south(&broker.url(), &fields);
     let mut rows = table(&south);
-    let start = Instant::now();
     south.connect().await.unwrap();
-    let mut got = Vec::new();
+    let lines: Vec<String> = (0..count).map(|n| format!("{{\"n\":{n}}}\n")).collect();
+    broker.publish(&lines.concat()).await;
+
+    let start = Instant::now();
+    let (mut got, mut first) = (Vec::new(), None);
     // The rows of the read after these are not settled: the broker offers them again.
     while got.len() < count - 1_000 {
         let receipt = south.read(&mut rows).await.unwrap().expect("a receipt");
-        got.extend(numbers(&mut rows));
+        let batch = numbers(&mut rows);
+        first = first.or(Some(batch.len()));
+        got.extend(batch);
         south.settle(receipt).await.unwrap();
     }
     let rate = got.len() as f64 / start.elapsed().as_secs_f64();
-    println!("in: QoS 1, 20 in flight: {rate:.0} messages/s");
+    println!("in: QoS 1: {rate:.0} messages/s");
     assert!(rate > 200.0, "{rate:.0} messages/s");
+    assert!(first <= Some(20), "{first:?}");
     south.read(&mut rows).await.unwrap().expect("a receipt");
     assert!(!numbers(&mut rows).is_empty());
     drop(south);
@@ -254,7 +263,6 @@ async fn a_feed_of_20_in_flight_is_not_throttled() {
         got.extend(numbers(&mut rows));
         south.settle(receipt).await.unwrap();
     }
-    assert!(got.len() <= count + 20, "only what was in flight comes again: {}", got.len());
     let mut seen = HashSet::new();
     got.retain(|n| seen.insert(*n));
     assert!(got == (0..i64::try_from(count).unwrap()).collect::<Vec<_>>());

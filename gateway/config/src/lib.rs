@@ -35,7 +35,7 @@ pub use environment::{Environment, ProcessEnvironment, SecretError, resolve_secr
 pub use explain::explain;
 pub use path::{Path, Step};
 pub use problem::{Problem, Problems, Severity};
-pub use read::{Loaded, SourceFile, load, load_and_check, load_other, read_sources};
+pub use read::{Loaded, SourceFile, load, load_and_check, load_other, read_sources, store_path};
 pub use schema::schema_json;
 pub use sink::{SinkDriver, SinkSection, SinkStore, WhenFull};
 pub use span::{Position, Spans};

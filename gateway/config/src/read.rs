@@ -125,6 +125,31 @@ pub fn load(sources: &[SourceFile], env: &dyn Environment) -> Result<Loaded, Pro
     }
 }
 
+/// The store's folder that a document names, also where the document is wrong elsewhere; none
+/// where it cannot be made out. For finding what was kept there.
+pub fn store_path(sources: &[SourceFile], env: &dyn Environment) -> Option<String> {
+    if let (Some(loaded), _) = gather(sources, env) {
+        return Some(loaded.document.store.path);
+    }
+    // Text that is no YAML as a whole may hold the section in one piece.
+    sources.iter().find_map(|source| {
+        let section = section(&source.text, "store:")?;
+        let text = format!("version: 1\ngateway: {{ name: unnamed }}\n{section}");
+        let alone = SourceFile { name: source.name.clone(), text };
+        let (loaded, problems) = gather(&[alone], env);
+        loaded.filter(|_| !problems.has_errors()).map(|loaded| loaded.document.store.path)
+    })
+}
+
+/// The lines of a section in block style, with its head.
+fn section(text: &str, head: &str) -> Option<String> {
+    let mut lines = text.lines().skip_while(|line| !line.starts_with(head));
+    let first = lines.next()?;
+    let inside = |line: &&str| line.is_empty() || line.starts_with([' ', '\t', '#', '}']);
+    let rest = lines.take_while(inside);
+    Some(std::iter::once(first).chain(rest).fold(String::new(), |all, line| all + line + "\n"))
+}
+
 /// Reads a document and checks it; what is wrong in form does not hide what is wrong otherwise.
 /// With the document come its warnings.
 ///

@@ -192,6 +192,12 @@ impl Refused<'_> {
                 let at = map_of(node).and_then(|m| m.entries.first()).map_or(node.at, |e| e.at);
                 let message = match found.as_str() {
                     "empty" => format!("{} is empty", self.last()),
+                    // What stands there is the password itself.
+                    _ if map_of(node).is_none()
+                        && self.path.0.last() == Some(&"password".into()) =>
+                    {
+                        format!("{} is not written in clear, but by reference", self.last())
+                    }
                     _ => format!("{found} is no choice for {}", self.last()),
                 };
                 let hint = suggest(word, known);

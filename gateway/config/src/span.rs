@@ -190,8 +190,18 @@ pub(crate) fn problem_in(
         column: at.column,
         message: message.into(),
         hint: None,
-        source_line: line.and_then(|line| source?.text.lines().nth(line)).map(str::to_owned),
+        source_line: line
+            .and_then(|line| source?.text.lines().nth(line))
+            .filter(|text| !may_hold_secret(text))
+            .map(str::to_owned),
     }
+}
+
+/// Whether a line should not be repeated in a log: it speaks of a password, which somebody may
+/// have written in clear, or has an address with a user in it.
+fn may_hold_secret(line: &str) -> bool {
+    let user = line.split_once("://").is_some_and(|(_, rest)| rest.contains('@'));
+    user || line.to_ascii_lowercase().contains("password")
 }
 
 /// The child of a node, and for an item of a list its index as it was written.

@@ -36,6 +36,8 @@ pub(crate) struct Watermark {
     index: Vec<HashMap<Box<str>, usize>>,
     /// Whether there ever was a source; with none, the clock is not followed.
     known: bool,
+    /// Whether the clock is not followed for now.
+    held: bool,
     /// Least mark of the active sources; `None` while there is none, or one without a mark.
     low: Option<i64>,
     /// How many active sources stand at `low`.
@@ -58,6 +60,7 @@ impl Watermark {
             sources: Vec::new(),
             index: vec![HashMap::new(); tables],
             known: false,
+            held: false,
             low: None,
             holders: 0,
             stale: false,
@@ -107,7 +110,20 @@ impl Watermark {
         &self.sources
     }
 
-    /// Lets time pass: sources become idle, and the clock is followed when all are.
+    /// While held, the clock is not followed: a source whose connection is down is silent for
+    /// another reason than having nothing to say, and what it has to say may come later.
+    pub(crate) fn hold(&mut self, held: bool) {
+        self.held = held;
+    }
+
+    /// Takes `span` for time in which nobody could have been heard, such as a stopped process.
+    pub(crate) fn forgive(&mut self, span: i64) {
+        for source in &mut self.sources {
+            source.last_seen = source.last_seen.saturating_add(span);
+        }
+    }
+
+    /// Lets time pass: sources become idle.
     pub(crate) fn advance(&mut self, now: i64) {
         self.catch_up();
         if now < self.now {
@@ -130,8 +146,13 @@ impl Watermark {
         if changed {
             self.settle();
         }
-        if self.known && self.sources.iter().all(|source| !source.active) {
-            self.raise(now.saturating_sub(self.lateness));
+    }
+
+    /// Follows the clock where all sources are idle. Not to be called while rows are at hand: they
+    /// show that their source lives, and must not be late for not having been heard until now.
+    pub(crate) fn follow(&mut self) {
+        if self.known && !self.held && self.sources.iter().all(|source| !source.active) {
+            self.raise(self.now.saturating_sub(self.lateness));
         }
     }
 
@@ -199,7 +220,7 @@ impl Watermark {
 
     /// When the clock, followed because all sources are idle, brings the watermark to `time`.
     pub(crate) fn clock_reaches(&self, time: i64) -> Option<i64> {
-        self.known.then(|| time.saturating_add(self.lateness))
+        (self.known && !self.held).then(|| time.saturating_add(self.lateness))
     }
 
     fn settle(&mut self) {
@@ -241,6 +262,11 @@ impl Watermark {
 mod tests {
     use super::*;
 
+    fn tick(marks: &mut Watermark, now: i64) {
+        marks.advance(now);
+        marks.follow();
+    }
+
     fn seen(marks: &mut Watermark, device: &str, time: i64) -> Option<i64> {
         let source = marks.source(0, device);
         marks.observe(source, time);
@@ -271,22 +297,22 @@ mod tests {
         marks.declare(0, "a", None, true);
         marks.declare(0, "b", None, true);
         seen(&mut marks, "a", 990);
-        marks.advance(1050);
+        tick(&mut marks, 1050);
         seen(&mut marks, "a", 1040);
         assert_eq!(marks.next_idle(), Some(1100));
-        marks.advance(1099);
+        tick(&mut marks, 1099);
         assert_eq!(marks.current(), None);
-        marks.advance(1100);
+        tick(&mut marks, 1100);
         assert_eq!(marks.current(), Some(1038), "b never spoke and is idle");
-        marks.advance(1149);
+        tick(&mut marks, 1149);
         assert_eq!(marks.current(), Some(1038));
-        marks.advance(1150);
+        tick(&mut marks, 1150);
         assert_eq!(marks.current(), Some(1148), "now - lateness");
         assert_eq!(marks.next_idle(), None);
         assert_eq!(marks.clock_reaches(1200), Some(1202));
         // a wakes with an old stamp: nothing goes back, and it holds again.
         assert_eq!(seen(&mut marks, "a", 1100), Some(1148));
-        marks.advance(1160);
+        tick(&mut marks, 1160);
         assert_eq!(marks.current(), Some(1148));
     }
 
@@ -322,7 +348,7 @@ mod tests {
     #[test]
     fn without_any_source_the_clock_means_nothing() {
         let mut marks = Watermark::new(1, 0, 10, 0);
-        marks.advance(1_000_000);
+        tick(&mut marks, 1_000_000);
         assert_eq!(marks.current(), None);
         assert_eq!(seen(&mut marks, "late riser", 5), Some(5));
     }
@@ -333,15 +359,15 @@ mod tests {
         let mut marks = Watermark::new(1, 0, 10_000_000, 2 * hour);
         seen(&mut marks, "a", 2 * hour);
         // Back by an hour: no mark moves, and the source is idle after its 10 s, not after 1 h 10 s.
-        marks.advance(hour);
+        tick(&mut marks, hour);
         assert_eq!(marks.current(), Some(2 * hour));
         assert_eq!(marks.next_idle(), Some(hour + 10_000_000));
-        marks.advance(hour + 10_000_000);
+        tick(&mut marks, hour + 10_000_000);
         assert_eq!(marks.next_idle(), None);
         assert_eq!(marks.current(), Some(2 * hour), "now is behind the mark");
         // From 1970 to 2039: the watermark follows once, and can go on.
         let in_2039 = 2_177_452_800_000_000;
-        marks.advance(in_2039);
+        tick(&mut marks, in_2039);
         assert_eq!(marks.current(), Some(in_2039));
         assert_eq!(seen(&mut marks, "a", in_2039 + 1), Some(in_2039 + 1));
     }
@@ -354,7 +380,7 @@ mod tests {
             seen(&mut marks, &device.to_string(), 1);
         }
         assert_eq!(marks.sources().len(), SOURCES_MAX + 1);
-        marks.advance(20);
+        tick(&mut marks, 20);
         assert_eq!(marks.sources().len(), 1);
         assert_eq!(seen(&mut marks, "kept", 30), Some(30));
         assert_eq!(seen(&mut marks, "17", 31), Some(30));

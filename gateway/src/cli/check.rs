@@ -5,6 +5,7 @@ use std::path::Path;
 use tidegate_config::{Loaded, Problems, ProcessEnvironment, load_and_check, read_sources};
 
 use super::{CONFIG_REFUSED, FAILURE, Format};
+use crate::cli::print::say;
 use crate::planner::EnginePlanner;
 
 /// A configuration that passed `check`, with its warnings.
@@ -38,10 +39,10 @@ pub fn check(path: &Path, format: Format) -> u8 {
         Err(problems) => (problems, CONFIG_REFUSED),
     };
     match format {
-        Format::Human if problems.is_empty() => println!("{}: no problems", path.display()),
-        Format::Human => print!("{}", problems.human()),
-        Format::Json => println!("{}", problems.json()),
-        Format::Github => print!("{}", problems.github()),
+        Format::Human if problems.is_empty() => say!("{}: no problems", path.display()),
+        Format::Human => crate::cli::print::text(format_args!("{}", problems.human())),
+        Format::Json => say!("{}", problems.json()),
+        Format::Github => crate::cli::print::text(format_args!("{}", problems.github())),
     }
     code
 }

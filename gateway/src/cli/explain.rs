@@ -9,6 +9,7 @@ use tidegate_engine::Sql;
 use super::FAILURE;
 use super::check::{fail, load_or_explain};
 use crate::build::stream_spec;
+use crate::cli::print::say;
 
 /// Memory that planning may use; nothing is executed.
 const PLAN_MEMORY: usize = 16 << 20;
@@ -18,7 +19,7 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
     if let Some(code) = subject.filter(|s| is_code(s)) {
         return match explain_code(code) {
             Some(text) => {
-                println!("{code}\n\n{text}");
+                say!("{code}\n\n{text}");
                 0
             }
             None => fail(format_args!("there is no error code {code}")),
@@ -38,7 +39,7 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
         return fail(format_args!("there is no stream `{name}`"));
     }
     if subject.is_none() {
-        println!("{}", explain_document(&checked.loaded).trim_end());
+        say!("{}", explain_document(&checked.loaded).trim_end());
     }
     let sql = match Sql::new(PLAN_MEMORY) {
         Ok(sql) => sql,
@@ -53,12 +54,14 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
                 return FAILURE;
             }
         };
-        println!("\nstream {}", stream.name);
+        // Below a whole document, what the engine says is a comment: the text stays YAML.
+        let mark = if subject.is_none() { "# " } else { "" };
+        say!("{}stream {}", if subject.is_none() { "\n# " } else { "" }, stream.name);
         for table in &spec.tables {
-            println!("  reads {} by its column `{}`", table.name, table.time_column);
+            say!("{mark}  reads {} by its column `{}`", table.name, table.time_column);
         }
         for line in query.explain().lines().take(if plan { usize::MAX } else { 1 }) {
-            println!("  {line}");
+            say!("{mark}  {line}");
         }
     }
     0

@@ -4,6 +4,7 @@
 
 pub mod check;
 pub mod explain;
+pub mod print;
 pub mod run;
 pub mod sim;
 pub mod socket;
@@ -16,6 +17,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::bench::{BenchArgs, Part};
 use crate::demo::DemoArgs;
+use crate::logs::Levels;
 
 /// Something failed.
 pub const FAILURE: u8 = 1;
@@ -32,21 +34,26 @@ pub const DEFAULT_CONFIG: &str = "/etc/tidegate/tidegate.yaml";
 #[command(name = "tidegate", version, max_term_width = 100)]
 pub struct Cli {
     /// What is logged: `error`, `warn`, `info`, `debug`, `trace`, also per module as in
-    /// `info,tidegate_drivers=debug`.
-    #[arg(
-        long,
-        global = true,
-        env = "TIDEGATE_LOG",
-        default_value = "info",
-        value_name = "LEVELS"
-    )]
-    pub log: String,
+    /// `info,tidegate_drivers=debug`. Left out, `info`; in the demo `error`.
+    #[arg(long, global = true, env = "TIDEGATE_LOG", value_name = "LEVELS")]
+    pub log: Option<String>,
     /// How logs are written to standard error.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// The levels that are logged.
+    pub fn levels(&self) -> &str {
+        match (&self.log, &self.command) {
+            (Some(levels), _) => levels,
+            (None, Command::Demo(_)) => "error",
+            (None, _) => "info",
+        }
+    }
 }
 
 /// How logs are written.
@@ -129,6 +136,27 @@ pub enum Command {
     Status(SocketArgs),
     /// Ask a running gateway whether its streams work; exit code 0 if so.
     Healthcheck(SocketArgs),
+    /// Have a running gateway run another configuration, and keep it as its file. Only parts that
+    /// differ are touched; if it does not work, the old one comes back by itself.
+    Apply {
+        /// The new configuration.
+        file: PathBuf,
+        /// How to reach the gateway.
+        #[command(flatten)]
+        socket: SocketArgs,
+    },
+    /// Show what a running gateway logs, or have it log by other levels for a while.
+    #[command(name = "log")]
+    LogLevels {
+        /// Levels such as `info,tidegate_drivers=debug`; left out, they are shown.
+        levels: Option<String>,
+        /// For how long; then the levels are as at its start again. `0s` ends a change.
+        #[arg(long = "for", value_name = "DURATION", default_value = "15m")]
+        lasting: tidegate_drivers::types::Span,
+        /// How to reach the gateway.
+        #[command(flatten)]
+        socket: SocketArgs,
+    },
 }
 
 /// How to reach a running gateway.
@@ -140,24 +168,28 @@ pub struct SocketArgs {
 }
 
 /// Does what the command line says.
-pub fn dispatch(cli: Cli) -> ExitCode {
+pub fn dispatch(cli: Cli, levels: Levels) -> ExitCode {
     let code = match cli.command {
-        Command::Run { config } => run::run(&config),
+        Command::Run { config } => run::run(&config, levels),
         Command::Check { config, format } => check::check(&config, format),
         Command::Test { config, filter } => test::test(&config, filter.as_deref()),
         Command::Explain { subject, config, plan } => {
             explain::explain(subject.as_deref(), &config, plan)
         }
         Command::Schema => {
-            print!("{}", tidegate_config::schema::schema_json());
+            crate::cli::print::text(format_args!("{}", tidegate_config::schema::schema_json()));
             0
         }
         Command::Sim { plant, lasting } => sim::sim(&plant, lasting),
-        Command::Demo(args) => crate::demo::demo(&args),
+        Command::Demo(args) => crate::demo::demo(&args, levels),
         Command::Bench(args) => crate::bench::bench(&args),
         Command::BenchPart(part) => crate::bench::part(&part),
         Command::Status(args) => socket::status(&args.socket),
         Command::Healthcheck(args) => socket::healthcheck(&args.socket),
+        Command::Apply { file, socket } => socket::apply(&socket.socket, &file),
+        Command::LogLevels { levels, lasting, socket } => {
+            socket::log(&socket.socket, levels.as_deref(), lasting.duration())
+        }
     };
     ExitCode::from(code)
 }

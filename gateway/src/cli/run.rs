@@ -2,49 +2,55 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use tidegate_config::Document;
-use tidegate_config::ProcessEnvironment;
+use tidegate_config::{Document, ProcessEnvironment};
 use tidegate_engine::store::StoreError;
-use tidegate_web_ui::ConfigProblem;
+use tidegate_web_ui::ConfigOrigin;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::check::{Checked, fail, load_or_explain};
-use super::{FAILURE, TEMPORARY};
-use crate::build::{Crews, Running, StartError, Surroundings, start};
+use super::check::fail;
+use super::{CONFIG_REFUSED, FAILURE, TEMPORARY};
+use crate::apply::{Boot, REQUESTS_MAX, Steward, boot};
+use crate::build::{Crews, Surroundings};
 use crate::clock::SystemClock;
-use crate::control::{Http, Socket};
+use crate::control::{Desk, Http, Socket};
 use crate::heap;
-use crate::status::warnings;
+use crate::logs::Levels;
+use crate::notify::Notify;
+use crate::running::{Running, StartError, start};
+use crate::seal;
 use crate::supervisor::{Health, supervise};
+use crate::watchdog;
 
-/// Runs the gateway until SIGTERM, SIGINT or a request on the control socket.
-pub fn run(path: &Path) -> u8 {
-    heap::keep_small();
-    let checked = match load_or_explain(path) {
-        Ok(checked) => checked,
-        Err(code) => return code,
-    };
-    let Checked { loaded, warnings: problems } = checked;
-    if !problems.is_empty() {
-        eprint!("{}", problems.human());
+/// Runs the gateway until SIGTERM, SIGINT or a request on the control socket. A configuration that
+/// is refused is replaced by the last one that worked.
+pub fn run(path: &Path, levels: Levels) -> u8 {
+    if let Err(error) = seal::no_programs() {
+        tracing::warn!(error, "the kernel does not keep this process from executing programs");
     }
-    let shown = warnings(&problems);
-    // Where each value was written is of no use from here on, and is most of what was read: 64 MB
-    // for a plant of 100,000 points.
-    let document = loaded.document;
-    drop((problems, loaded.spans));
+    heap::keep_small();
+    let boot = match boot(path, &ProcessEnvironment) {
+        Ok(boot) => boot,
+        Err(problems) => {
+            eprint!("{}", problems.human());
+            return CONFIG_REFUSED;
+        }
+    };
+    if !boot.told.is_empty() {
+        eprint!("{}", boot.told.human());
+    }
+    // Where each value was written is most of what was read, and of no use from here on: 64 MB for
+    // a plant of 100,000 points.
     heap::give_back();
     let threads = match Threads::start() {
         Ok(threads) => threads,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),
     };
-    let code = threads.io.block_on(serve(&document, shown, threads.crews()));
+    let code = threads.io.block_on(serve(path, boot, levels, threads.crews()));
     threads.end();
     code
 }
@@ -91,19 +97,21 @@ impl Threads {
     }
 }
 
-async fn serve(document: &Document, warnings: Vec<ConfigProblem>, crews: Crews) -> u8 {
+async fn serve(path: &Path, boot: Boot, levels: Levels, crews: Crews) -> u8 {
     // Signals are caught before anything can be in the middle of something.
-    let mut quit = match Quit::new() {
-        Ok(quit) => quit,
+    let signals = Quit::new().and_then(|quit| Ok((quit, signal(SignalKind::hangup())?)));
+    let (mut quit, hangup) = match signals {
+        Ok(signals) => signals,
         Err(error) => return fail(format_args!("cannot catch signals: {error}")),
     };
-    let around = Surroundings {
-        clock: Arc::new(SystemClock),
-        environment: Arc::new(ProcessEnvironment),
-        crews,
-        warnings,
-    };
-    let running = match start(document, &around) {
+    let Boot { document, sources, view, .. } = boot;
+    if view.config.origin == ConfigOrigin::LastGood {
+        tracing::error!(path = %path.display(), "refused: the last good configuration runs");
+    }
+    let environment = Arc::new(ProcessEnvironment);
+    let around =
+        Surroundings { clock: Arc::new(SystemClock), environment: environment.clone(), crews };
+    let running = match start(document, around) {
         Ok(running) => running,
         Err(error @ StartError::Store(StoreError::Locked { .. })) => {
             fail(error);
@@ -111,18 +119,28 @@ async fn serve(document: &Document, warnings: Vec<ConfigProblem>, crews: Crews) 
         }
         Err(error) => return fail(error),
     };
-    let doors = Doors::open(document, &running, &quit.asked);
+    heap::give_back();
+    running.status.show_config(view);
+    let (requests_in, requests) = mpsc::channel(REQUESTS_MAX);
+    let desk = Desk { quit: quit.asked.clone(), requests: Some(requests_in), levels };
+    let doors = Doors::open(&running, desk);
+    let notify = Notify::from_env();
+    notify.say("READY=1");
+    let (store, status) = (running.store.clone(), running.status.clone());
+    let mut steward = Steward::new(running, path, sources, environment, hangup, requests);
     let store_failed = tokio::select! {
         () = quit.wait() => None,
-        error = running.store.failed() => Some(error),
+        error = store.failed() => Some(error),
+        never = watchdog::feed(&notify, &status) => match never {},
+        never = steward.run() => match never {},
     };
+    notify.say("STOPPING=1");
     if let Some(error) = store_failed {
         return fail(format_args!("store: {error}; leaving for a restart"));
     }
     tracing::info!("stopping");
-    let grace = document.gateway.shutdown_grace.duration();
     let code = tokio::select! {
-        code = stop(running, grace) => code,
+        code = stop(steward) => code,
         // A second signal: leave at once. The store is whole at every instant.
         () = quit.wait() => FAILURE,
     };
@@ -130,8 +148,8 @@ async fn serve(document: &Document, warnings: Vec<ConfigProblem>, crews: Crews) 
     code
 }
 
-async fn stop(running: Running, grace: Duration) -> u8 {
-    match running.shutdown(grace).await {
+async fn stop(steward: Steward) -> u8 {
+    match steward.shutdown().await {
         Ok(()) => 0,
         Err(error) => fail(format_args!("store: {error}")),
     }
@@ -172,8 +190,9 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// Opens the HTTP listener and the control socket; `quit` is cancelled on request.
-    pub fn open(document: &Document, running: &Running, quit: &CancellationToken) -> Self {
+    /// Opens the HTTP listener and the control socket, which does what `desk` allows.
+    pub fn open(running: &Running, desk: Desk) -> Self {
+        let document: &Document = running.document();
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         let (bound, http) = watch::channel(None);
@@ -186,7 +205,7 @@ impl Doors {
         let socket = Socket {
             dir: PathBuf::from(&document.store.path),
             console: running.status.clone(),
-            quit: quit.clone(),
+            desk: Arc::new(desk),
             stop: stop.clone(),
         };
         let (a, b) = (stop.clone(), stop.clone());

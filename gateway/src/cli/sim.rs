@@ -8,6 +8,7 @@ use tidegate_drivers::types::Span;
 
 use super::CONFIG_REFUSED;
 use super::check::fail;
+use crate::cli::print::say;
 
 /// Serves the plant until Ctrl-C, or for so long; then prints what it served as JSON.
 pub fn sim(plant: &Path, lasting: Option<Span>) -> u8 {
@@ -38,7 +39,7 @@ async fn serve(document: SimDoc, lasting: Option<Span>) -> u8 {
         Err(fault) => return fail(fault),
     };
     for (name, address) in sim.addrs() {
-        println!("{name} listens on {address}");
+        say!("{name} listens on {address}");
     }
     let end = async {
         match lasting {
@@ -56,7 +57,7 @@ async fn serve(document: SimDoc, lasting: Option<Span>) -> u8 {
     }
     let served = sim.stop().await;
     match serde_json::to_string(&served) {
-        Ok(text) => println!("{text}"),
+        Ok(text) => say!("{text}"),
         Err(error) => return fail(error),
     }
     0

@@ -6,6 +6,7 @@ use tidegate_engine::Sql;
 
 use super::FAILURE;
 use super::check::{fail, load_or_explain};
+use crate::cli::print::say;
 use crate::stream_test::run;
 
 /// Runs all tests of a configuration whose name contains `filter`; exit code 1 if one fails.
@@ -30,12 +31,12 @@ pub fn test(path: &Path, filter: Option<&str>) -> u8 {
             Err(error) => vec![error],
         };
         let verdict = if differences.is_empty() { "ok" } else { "FAILED" };
-        println!("test {} … {verdict}", test.name);
+        say!("test {} … {verdict}", test.name);
         for difference in &differences {
-            println!("    {difference}");
+            say!("    {difference}");
         }
         if differences.is_empty() { passed += 1 } else { failed += 1 }
     }
-    println!("{passed} passed, {failed} failed");
+    say!("{passed} passed, {failed} failed");
     if failed == 0 { 0 } else { FAILURE }
 }

@@ -2,11 +2,11 @@
 
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use super::{Program, Scratch, free_port, program, secs, wait_until};
+use super::{Program, Scratch, command, free_port, program, secs, wait_until};
 
 /// A broker on loopback that keeps nothing on disk.
 pub(crate) struct Broker {
@@ -28,10 +28,12 @@ impl Broker {
     /// Chooses a port that nobody listens on yet.
     pub(crate) fn prepare(scratch: &Scratch, settings: &str) -> Self {
         let port = free_port();
+        // `user root` has no effect but for root: a change of user would undo the parent's death
+        // signal, and the broker would outlive a test that is killed.
         let config = scratch.file(
             "mosquitto.conf",
             format!(
-                "listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n\
+                "listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\nuser root\n\
                  max_queued_messages 0\nlog_type error\nlog_type warning\nlog_type notice\n{settings}\n"
             ),
         );
@@ -41,7 +43,7 @@ impl Broker {
     /// Starts it, as it was configured, with nothing remembered.
     pub(crate) fn restart(&mut self) {
         assert!(self.process.is_none(), "the broker runs already");
-        let mut command = Command::new(program("mosquitto"));
+        let mut command = command(program("mosquitto"));
         command.arg("-c").arg(&self.config).stdin(Stdio::null()).stdout(Stdio::null());
         self.process = Some(Program::start("mosquitto", &mut command, &self.log));
         wait_until("mosquitto to listen", secs(10), || {

@@ -5,7 +5,7 @@
 //! connections are refused, as where no program listens.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -23,6 +23,7 @@ pub(crate) struct Gate {
 struct Shared {
     open: AtomicBool,
     ended: AtomicBool,
+    accepted: AtomicU32,
     connections: Mutex<Vec<TcpStream>>,
 }
 
@@ -33,6 +34,7 @@ impl Gate {
         let shared = Arc::new(Shared {
             open: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            accepted: AtomicU32::new(0),
             connections: Mutex::default(),
         });
         let ours = Arc::clone(&shared);
@@ -49,6 +51,11 @@ impl Gate {
     pub(crate) fn close(&self) {
         self.shared.open.store(false, Ordering::SeqCst);
         self.shared.cut();
+    }
+
+    /// Connections so far.
+    pub(crate) fn accepted(&self) -> u32 {
+        self.shared.accepted.load(Ordering::SeqCst)
     }
 
     /// Whether connections are let through.
@@ -79,7 +86,10 @@ impl Shared {
                 listener = Some(bound);
             }
             match listener.as_ref().map(TcpListener::accept) {
-                Some(Ok((near, _))) => self.connect(&near, target),
+                Some(Ok((near, _))) => {
+                    self.accepted.fetch_add(1, Ordering::SeqCst);
+                    self.connect(&near, target);
+                }
                 _ => std::thread::sleep(Duration::from_millis(5)),
             }
         }

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::records::{Record, lines};
-use super::{Program, Scratch, secs, tidegate, wait_for};
+use super::{Program, Scratch, command, secs, tidegate, wait_for};
 
 /// The first lines of a configuration whose store lies in the test's folder.
 pub(crate) fn head(scratch: &Scratch) -> String {
@@ -42,10 +42,24 @@ impl Gateway {
     /// to files, so that they tell of all starts in one folder.
     pub(crate) fn start(scratch: &Scratch, config: &str) -> Self {
         let path = scratch.file("tidegate.yaml", config);
+        Self::start_at(scratch, &path, &[])
+    }
+
+    /// Starts `tidegate run` with the configuration at `path`, and these environment variables.
+    pub(crate) fn start_at(scratch: &Scratch, path: &Path, environment: &[(&str, &str)]) -> Self {
+        Self::start_by(scratch, command(tidegate()), path, environment)
+    }
+
+    /// The same by a command that ends in the binary under test, and stays its process.
+    pub(crate) fn start_by(
+        scratch: &Scratch,
+        mut command: Command,
+        path: &Path,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let out = File::options().create(true).append(true).open(scratch.join("stdout"));
-        let mut command = Command::new(tidegate());
         command.arg("run").arg(path).stdin(Stdio::null()).stdout(out.expect("a file"));
-        command.env("TIDEGATE_LOG", "info");
+        command.env("TIDEGATE_LOG", "info").envs(environment.iter().copied());
         let process = Program::start("tidegate", &mut command, &scratch.join("stderr"));
         Self { folder: scratch.path().to_owned(), process }
     }
@@ -114,6 +128,11 @@ impl Gateway {
     pub(crate) fn printed(&self) -> Vec<Record> {
         let text = fs::read_to_string(self.folder.join("stdout")).expect("standard output");
         lines(text.rfind('\n').map_or("", |end| &text[..=end]))
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.child.id()
     }
 
     /// What it logged.

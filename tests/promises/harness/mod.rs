@@ -5,6 +5,7 @@
 //! fails.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) mod broker;
 pub(crate) mod gate;
 pub(crate) mod gateway;
+pub(crate) mod meter;
 pub(crate) mod mqtt;
 pub(crate) mod plant;
 pub(crate) mod records;
@@ -104,7 +106,9 @@ pub(crate) fn free_port() -> u16 {
     static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     let mut given = GIVEN.lock().expect("not poisoned");
     let given = given.get_or_insert_default();
-    let first = u16::try_from(std::process::id() % 10_000).expect("below 10,000") + 20_000;
+    // Runs side by side begin far from each other: a port is only ours once somebody listens.
+    let spread = u64::from(std::process::id()) * 7_919 % 12_000;
+    let first = u16::try_from(spread).expect("below 12,000") + 20_000;
     (first..32_000)
         .chain(20_000..first)
         .find(|port| !given.contains(port) && TcpListener::bind(("127.0.0.1", *port)).is_ok())
@@ -159,6 +163,14 @@ pub(crate) fn program(name: &str) -> PathBuf {
         .map(|folder| folder.join(name))
         .find(|path| path.is_file())
         .unwrap_or_else(|| panic!("{name} is not installed: `make setup` installs it"))
+}
+
+/// A command for [`Program::start`]: the system kills it with the test's thread, so that nothing runs
+/// on where the test itself is killed.
+pub(crate) fn command(path: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program("setpriv"));
+    command.args(["--pdeathsig", "KILL", "--"]).arg(path);
+    command
 }
 
 /// A program that runs until its end, or until this is dropped.
@@ -233,7 +245,7 @@ pub(crate) struct Ended {
 /// Runs the binary under test to its end, at most for `limit`.
 pub(crate) fn run(arguments: &[&str], limit: Duration) -> Ended {
     let scratch = Scratch::new("run");
-    let mut command = Command::new(tidegate());
+    let mut command = command(tidegate());
     let out = scratch.join("stdout");
     command.args(arguments).stdin(Stdio::null()).stdout(File::create(&out).expect("a file"));
     let mut program = Program::start("tidegate", &mut command, &scratch.join("stderr"));

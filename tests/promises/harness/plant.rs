@@ -1,9 +1,9 @@
 //! A Modbus TCP server on pymodbus; what it serves is written in `tests/plant.py`.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Stdio};
 
-use super::{Program, Scratch, python, repository};
+use super::{Program, Scratch, command, python, repository};
 
 /// The plant; it ends when it is dropped.
 pub(crate) struct Plant {
@@ -17,7 +17,7 @@ pub(crate) struct Plant {
 impl Plant {
     /// Starts it and returns when it listens.
     pub(crate) fn start(scratch: &Scratch) -> Self {
-        let mut command = Command::new(python());
+        let mut command = command(python());
         command.arg(repository().join("tests/plant.py")).arg("0");
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Program::start("plant.py", &mut command, &scratch.join("plant.log"));

@@ -80,8 +80,8 @@ fn routes(release: Arc<Notify>) -> Router {
         .route("/held", held)
         .route("/large", get(async || vec![b'x'; LARGE]))
         .route("/panic", get(async || -> &'static str { panic!("a bug in a route") }))
-        .layer(middleware::from_fn(guard::limits))
-        .layer(DefaultBodyLimit::max(guard::BODY_MAX))
+        .layer(middleware::from_fn_with_state(guard::REQUEST, guard::limits))
+        .layer(DefaultBodyLimit::max(guard::REQUEST.body_max))
 }
 
 /// Sends a request that asks to close, and returns the whole answer.
@@ -153,7 +153,7 @@ async fn a_body_that_does_not_come_is_answered_after_10_s() {
     client.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{answer}");
     assert!(answer.contains("\"code\":\"request_timeout\""), "{answer}");
-    assert_eq!(began.elapsed(), guard::REQUEST_TIMEOUT);
+    assert_eq!(began.elapsed(), guard::REQUEST.timeout);
 }
 
 /// A chunked body tells no length in its head: it is counted while it is read.
@@ -175,7 +175,10 @@ async fn an_endless_chunked_body_is_cut() {
     drop(answers.read_to_string(&mut answer).await);
     assert!(answer.starts_with("HTTP/1.1 413 Payload Too Large\r\n"), "{answer}");
     let sent = endless.await.unwrap();
-    assert!((guard::BODY_MAX..20 * guard::BODY_MAX).contains(&sent), "{sent} bytes were taken");
+    assert!(
+        (guard::REQUEST.body_max..20 * guard::REQUEST.body_max).contains(&sent),
+        "{sent} bytes were taken"
+    );
 }
 
 /// A client that takes a few bytes of its answer now and then is slow, not alive.

@@ -6,9 +6,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_web_ui::{
-    ConfigProblem, Console, Control, DeviceStatus, GatewayStatus, Ledger, LinkStatus, PartState,
-    Readiness, Reason, RowsByQuality, SinkHop, SinkStatus, SourceHop, Status, StoreStatus,
-    StreamHop, StreamStatus,
+    Answer, Applied, ApplyOutcome, ConfigProblem, ConfigStatus, Console, Control, DeviceStatus,
+    GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted, PartState, Readiness, Reason,
+    RowsByQuality, SinkHop, SinkStatus, SourceHop, Status, StoreStatus, StreamHop, StreamStatus,
 };
 
 /// A sink's name with all that a label value must escape.
@@ -39,6 +39,30 @@ impl Control for Plant {
     fn stop(&self) {
         self.stops.fetch_add(1, Ordering::SeqCst);
     }
+
+    /// Answers by the length of the text.
+    fn apply(&self, name: String, text: String) -> Answer<Applied> {
+        let outcome = match text.len() {
+            0 => ApplyOutcome::Unchanged,
+            1..100 => ApplyOutcome::Applied,
+            100..1000 => ApplyOutcome::Refused,
+            1000..10_000 => ApplyOutcome::NotNow,
+            _ => ApplyOutcome::RolledBack,
+        };
+        let detail = format!("{name}: {} bytes", text.len());
+        Box::pin(std::future::ready(Applied { outcome, detail, ..Applied::default() }))
+    }
+
+    fn log_levels(&self) -> LogLevels {
+        LogLevels { levels: "info".into(), resets_in_s: None }
+    }
+
+    fn set_log_levels(&self, wanted: &LogLevelsWanted) -> Result<LogLevels, String> {
+        if wanted.levels.contains('!') {
+            return Err("no such level".into());
+        }
+        Ok(LogLevels { levels: wanted.levels.clone(), resets_in_s: Some(wanted.for_s) })
+    }
 }
 
 fn counts<const N: usize>(counts: [(&str, u64); N]) -> BTreeMap<String, u64> {
@@ -55,6 +79,7 @@ pub(crate) fn status() -> Status {
             started: "2026-11-02T07:00:00.000000Z".into(),
             uptime_s: 86400.5,
         },
+        config: ConfigStatus { revision: "c0ffee".into(), ..ConfigStatus::default() },
         config_problems: vec![ConfigProblem {
             code: "E0203".into(),
             severity: "warning".into(),

@@ -122,6 +122,8 @@ async fn status_is_the_tree_of_the_running_parts() {
         json!({ "device": "main_meter", "read": 121, "accepted": 120, "refused": { "future": 1 } })
     );
     assert_eq!(status["config_problems"][0]["code"], "E0203");
+    assert_eq!(status["config"]["revision"], "c0ffee");
+    assert_eq!(status["config"]["origin"], "file");
 }
 
 #[tokio::test]
@@ -221,4 +223,60 @@ async fn stopping_is_on_the_control_socket_only() {
     let status = Request::builder().uri("/api/v1/status").header("host", "tidegate");
     let answer = ask(&control, status.body(Body::empty()).unwrap()).await;
     assert_eq!(answer.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_configuration_is_applied_over_the_control_socket_only() {
+    let post = |length: usize| {
+        Request::builder()
+            .method(Method::POST)
+            .uri("/api/v1/config/apply?name=new%20one.yaml")
+            .header("host", "localhost")
+            .body(Body::from(vec![b'a'; length]))
+            .unwrap()
+    };
+    ask(&tcp(), post(1)).await.assert_problem(404, "no_such_route");
+
+    let plant = Arc::new(Plant::new(Vec::new()));
+    let control = control_router(Arc::clone(&plant) as _, plant);
+    for (length, outcome) in [(0, "unchanged"), (99, "applied")] {
+        let answer = ask(&control, post(length)).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!(answer.json()["outcome"], outcome);
+        assert_eq!(answer.json()["detail"], format!("new one.yaml: {length} bytes"));
+    }
+    // Larger than any other body may be.
+    for (length, status, code, outcome) in [
+        (999, 422, "config_refused", "refused"),
+        (9_999, 409, "config_not_now", "not_now"),
+        (100_000, 409, "config_rolled_back", "rolled_back"),
+    ] {
+        let answer = ask(&control, post(length)).await;
+        answer.assert_problem(status, code);
+        assert_eq!(answer.json()["applied"]["outcome"], outcome);
+    }
+    ask(&control, post((16 << 20) + 1)).await.assert_problem(413, "body_too_large");
+    let binary = Request::builder().method(Method::POST).uri("/api/v1/config/apply");
+    let answer = ask(&control, binary.body(Body::from(vec![0xff])).unwrap()).await;
+    answer.assert_problem(422, "config_refused");
+    get(&control, "/api/v1/config/apply").await.assert_problem(405, "method_not_allowed");
+}
+
+#[tokio::test]
+async fn log_levels_are_shown_and_set_over_the_control_socket_only() {
+    const PATH: &str = "/api/v1/logs/levels";
+    get(&tcp(), PATH).await.assert_problem(404, "no_such_route");
+
+    let plant = Arc::new(Plant::new(Vec::new()));
+    let control = control_router(Arc::clone(&plant) as _, plant);
+    assert_eq!(get(&control, PATH).await.json(), json!({ "levels": "info", "resets_in_s": null }));
+    let put = |body: &'static str| {
+        let request = Request::builder().method(Method::PUT).uri(PATH);
+        request.header("content-type", "application/json").body(Body::from(body)).unwrap()
+    };
+    let answer = ask(&control, put(r#"{"levels": "debug", "for_s": 60}"#)).await;
+    assert_eq!(answer.json(), json!({ "levels": "debug", "resets_in_s": 60 }));
+    for body in [r#"{"levels": "!", "for_s": 60}"#, r#"{"levels": "debug"}"#, "debug"] {
+        ask(&control, put(body)).await.assert_problem(422, "log_levels_refused");
+    }
 }

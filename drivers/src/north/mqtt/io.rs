@@ -165,6 +165,8 @@ impl MqttNorth {
                     Err(fault) => refused = Some(fault),
                 }
             }
+            // While more is to come, it carries the confirmations of TCP.
+            link.set_prompt(sent == payloads.len() || refused.is_some());
             if taken == sent && (sent == payloads.len() || refused.is_some()) {
                 return Delivered { count: taken, fault: refused };
             }

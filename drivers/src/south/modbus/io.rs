@@ -101,10 +101,7 @@ impl ModbusSouth {
             self.stats.set_state(self.bus.state());
         }
         match timeout_at(due + self.period, self.bus.connected()).await {
-            Ok(Ok(())) => {
-                self.stats.set_state(LinkState::Up);
-                Ok(true)
-            }
+            Ok(Ok(())) => Ok(true),
             Ok(Err(Gone)) => Err(self.gone()),
             Err(_) => {
                 self.missed(self.bus.stats().last_error());
@@ -177,7 +174,12 @@ impl ModbusSouth {
         let error = self.scheduler.error();
         match outcome {
             Outcome::NoLink => self.missed(error.map(str::to_owned)),
-            Outcome::Row(_) => self.stats.set_error(error.map(str::to_owned)),
+            Outcome::Row(_) => {
+                self.stats.set_error(error.map(str::to_owned));
+                // The link is up, but that is not this unit's merit.
+                let silent = self.scheduler.is_silent();
+                self.stats.set_state(if silent { LinkState::Down } else { LinkState::Up });
+            }
         }
         if self.scheduler.learnt() {
             let holes = self.scheduler.holes().len();

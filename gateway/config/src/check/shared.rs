@@ -2,6 +2,7 @@
 //! broker.
 
 use std::collections::BTreeMap;
+use std::path::{Component, Path as FilePath, PathBuf};
 
 use super::{Checker, path_of};
 use crate::code::Code;
@@ -38,7 +39,13 @@ impl Checker<'_> {
                 }
                 SinkDriver::File(file) => {
                     let path = path.join("file.path");
-                    files.push((file.path.clone(), Claim { part, path }));
+                    let written = plain(&file.path);
+                    if is_the_stores(&written, &plain(&self.document.store.path)) {
+                        let message = "the store keeps a file of its own under this name";
+                        let hint = "choose another name or another folder";
+                        self.say(Code::Shared, &path, message.to_owned(), Some(hint));
+                    }
+                    files.push((written.display().to_string(), Claim { part, path }));
                 }
                 SinkDriver::Stdout(_) => {}
             }
@@ -68,4 +75,18 @@ impl Checker<'_> {
             }
         }
     }
+}
+
+/// A path without `.` and without doubled separators, so that equal files have equal names. Links
+/// are not followed: a check touches no file.
+fn plain(path: &str) -> PathBuf {
+    FilePath::new(path).components().filter(|part| *part != Component::CurDir).collect()
+}
+
+/// Whether the store, or the control socket beside it, has a file of this name: `store.redb`,
+/// `store.redb.quarantine-1`, `store.epoch.new`, … A sink would cut and append to it.
+fn is_the_stores(file: &FilePath, store: &FilePath) -> bool {
+    let name = file.file_name().unwrap_or_default().as_encoded_bytes();
+    let taken = [&b"store."[..], b"control.sock", b"quarantine"];
+    file.parent() == Some(store) && taken.iter().any(|prefix| name.starts_with(prefix))
 }

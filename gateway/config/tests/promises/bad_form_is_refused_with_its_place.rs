@@ -196,3 +196,22 @@ fn a_person_sees_the_line_and_a_caret() {
     assert_eq!(shown, expected);
     assert!(checked(&format!("{HEAD}stroe: {{}}\n")).is_err());
 }
+
+#[test]
+fn a_password_in_clear_is_not_repeated() {
+    let sink = |field: &str| {
+        format!("{HEAD}sinks:\n  - name: a\n    driver: {{ mqtt: {{ topic: t, {field} }} }}\n")
+    };
+    for field in [
+        "url: \"mqtt://b\", password: hunter2",
+        "url: \"mqtt://b\", password: { value: hunter2 }",
+        "url: \"mqtt://u:hunter2@b\"",
+        "url: \"mqtt://b\", qos: x, password: hunter2",
+    ] {
+        let problems = problems(&sink(field));
+        assert!(problems.has_errors(), "{field}");
+        for shown in [problems.human(), problems.json(), problems.github()] {
+            assert!(!shown.contains("hunter2"), "{shown}");
+        }
+    }
+}

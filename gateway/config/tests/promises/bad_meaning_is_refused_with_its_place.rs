@@ -272,7 +272,7 @@ fn what_only_one_part_can_have() {
     let sinks = "
 sinks:
   - { name: a, driver: { file: { path: /x.jsonl } } }
-  - { name: b, driver: { file: { path: /x.jsonl } } }
+  - { name: b, driver: { file: { path: /./x.jsonl } } }
   - { name: cloud, driver: { mqtt: { url: \"mqtt://b\" } } }
   - { name: d, driver: { mqtt: { url: \"mqtt://b:1883\", client_id: tidegate-g-cloud } } }
   - { name: e, driver: { mqtt: { url: \"mqtt://b:1884\", client_id: tidegate-g-cloud } } }
@@ -291,6 +291,21 @@ streams:
             ("E0413", 9, 67, "the sink `cloud` has the same client id"),
         ],
     )]);
+}
+
+#[test]
+fn the_stores_files_are_for_the_store_alone() {
+    let sink = "
+store: { path: /data/tidegate/ }
+sinks:
+  - { name: a, driver: { file: { path: /data/./tidegate/store.redb } } }
+  - { name: b, driver: { file: { path: /data/tidegate/results.jsonl } } }
+devices:
+  - { name: w, driver: { generate: { points: [ { name: v, value: { constant: 1 } } ] } } }
+streams:
+  - { name: s, from: [w], sql: SELECT v FROM w, to: [ { sink: a }, { sink: b } ] }
+";
+    cases(&[(sink, &[("E0413", 6, 40, "a file of its own")])]);
 }
 
 #[test]

@@ -38,15 +38,14 @@ pub(super) struct Committer {
     db: Option<Database>,
     state: State,
     damage: Damage,
-    max_bytes: u64,
     stats: StoreStats,
 }
 
 impl Committer {
-    pub(super) fn new(shared: Arc<Shared>, opened: Opened, max_bytes: u64) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, opened: Opened) -> Self {
         let Opened { files, db, state, damage, .. } = opened;
         let stats = StoreStats::default();
-        Committer { shared, files, db: Some(db), state, damage, max_bytes, stats }
+        Committer { shared, files, db: Some(db), state, damage, stats }
     }
 
     /// Works until the store is closed or fails; then everybody is told.
@@ -121,12 +120,12 @@ impl Committer {
 
     /// Whether there is anything to write: nothing is written when nothing happened.
     fn is_needed(&self, work: &Work) -> bool {
-        let state = &self.state;
+        let (state, claims) = (&self.state, self.shared.claims());
         let moved = |(name, upto): (&Arc<str>, &u64)| {
             state.sinks.get(name).is_some_and(|sink| *upto > sink.cursor && sink.records() > 0)
         };
         let is_old = |now: i64| {
-            let aged = self.shared.layout.sinks.iter().filter_map(|s| Some((s, s.max_age_us?)));
+            let aged = claims.layout.sinks.iter().filter_map(|s| Some((s, s.max_age_us?)));
             aged.into_iter().any(|(sink, age)| {
                 state.sinks.get(&sink.name).is_some_and(|sink| {
                     let limit = now.saturating_sub(age);
@@ -177,7 +176,8 @@ impl Committer {
         let Some(db) = &self.db else {
             return Err(Trouble::Io("not open".to_owned()));
         };
-        let (damage, layout, max_bytes) = (&mut self.damage, &self.shared.layout, self.max_bytes);
+        let claims = self.shared.claims();
+        let (damage, layout, max_bytes) = (&mut self.damage, &claims.layout, claims.max_bytes);
         let quick = self.files.traffic.length.load(Ordering::Relaxed) > QUICK_REPAIR_ABOVE;
         contained(|| {
             let mut txn = db.begin_write()?;
@@ -267,6 +267,7 @@ impl Committer {
                 self.shared.show(self.figures());
                 answer(reply, Ok(rows));
             }
+            Ask::Alive { reply } => answer(reply, Ok(())),
             Ask::Rejected { sink, limit, reply } => {
                 let letters = self.read(|db, _, damage| {
                     outbox::letters(&recovery::records(db)?, &sink, limit, damage)

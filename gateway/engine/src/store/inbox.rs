@@ -61,17 +61,36 @@ pub(super) struct Shared {
     slots: Arc<Semaphore>,
     /// A `Block` sink may have room again.
     room: Notify,
-    /// Per sink: the position of the last durable row.
-    durable: HashMap<Arc<str>, watch::Sender<u64>>,
     /// Set once: why nothing is stored any more.
     end: watch::Sender<Option<StoreError>>,
     /// Handles that are left; the last one closes the store.
     pub(super) handles: AtomicU64,
-    pub(super) layout: Arc<Layout>,
+    claims: Mutex<Arc<Claims>>,
     pub(super) epoch: u64,
     queue: usize,
     commit_bytes: usize,
-    max_bytes: u64,
+}
+
+/// What the running configuration claims of the store. Replaced as a whole: who holds one sees one
+/// configuration.
+pub(super) struct Claims {
+    pub(super) layout: Layout,
+    pub(super) max_bytes: u64,
+    /// Per sink: the position of the last durable row.
+    durable: HashMap<Arc<str>, watch::Sender<u64>>,
+}
+
+impl Claims {
+    /// The claims of `layout`; who waits for a sink that `before` had too goes on waiting.
+    fn new(layout: Layout, max_bytes: u64, state: &State, before: Option<&Claims>) -> Self {
+        let sender = |name: &Arc<str>| {
+            before.and_then(|before| before.durable.get(name)).cloned().unwrap_or_else(|| {
+                watch::Sender::new(state.sinks.get(name).map_or(0, |sink| sink.next - 1))
+            })
+        };
+        let durable = layout.sinks.iter().map(|sink| (sink.name.clone(), sender(&sink.name)));
+        Claims { durable: durable.collect(), layout, max_bytes }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -81,11 +100,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(super) fn new(options: &StoreOptions, layout: Arc<Layout>, state: Arc<State>) -> Self {
-        let durable = layout.sinks.iter().map(|sink| {
-            let last = state.sinks.get(&sink.name).map_or(0, |sink| sink.next - 1);
-            (sink.name.clone(), watch::Sender::new(last))
-        });
+    pub(super) fn new(options: &StoreOptions, layout: Layout, state: Arc<State>) -> Self {
         let log_ends = layout.tables.iter().map(|table| {
             let end = state.tables.get(&table.name).map_or(0, |table| table.end);
             (table.name.clone(), end)
@@ -96,16 +111,34 @@ impl Shared {
             wake: Condvar::new(),
             slots: Arc::new(Semaphore::new(queue)),
             room: Notify::new(),
-            durable: durable.collect(),
             end: watch::Sender::new(None),
             handles: AtomicU64::new(1),
-            layout,
+            claims: Mutex::new(Arc::new(Claims::new(layout, options.max_bytes, &state, None))),
             epoch: state.meta.epoch,
             queue,
             commit_bytes: options.commit_bytes,
-            max_bytes: options.max_bytes,
             view: Mutex::new(View { state, stats: StoreStats::default() }),
         }
+    }
+
+    /// What is claimed now. Never held over a change of the inbox: a copy of the pointer.
+    pub(super) fn claims(&self) -> Arc<Claims> {
+        Arc::clone(&lock(&self.claims))
+    }
+
+    /// Puts other claims in place, for all that is queued or asked from now on.
+    pub(super) fn claim(&self, layout: Layout, max_bytes: u64) {
+        let mut inbox = lock(&self.inbox);
+        let state = self.state();
+        for table in &layout.tables {
+            let end = state.tables.get(&table.name).map_or(0, |table| table.end);
+            inbox.log_ends.entry(table.name.clone()).or_insert(end);
+        }
+        let mut claims = lock(&self.claims);
+        *claims = Arc::new(Claims::new(layout, max_bytes, &state, Some(&claims)));
+        drop((claims, inbox));
+        // Bounds may have grown, and `Block` may be gone.
+        self.room.notify_waiters();
     }
 
     /// See [`Store::submit`](super::Store::submit).
@@ -170,9 +203,11 @@ impl Shared {
     }
 
     fn check(&self, inbox: &Inbox, commit: &Commit) -> Result<(), StoreError> {
+        let claims = self.claims();
         let mut ends: HashMap<&Arc<str>, u64> = HashMap::new();
         for rows in &commit.rows {
-            let Some(end) = inbox.log_ends.get(&rows.table) else {
+            let claimed = claims.layout.tables.iter().any(|table| table.name == rows.table);
+            let Some(end) = inbox.log_ends.get(&rows.table).filter(|_| claimed) else {
                 return Err(StoreError::Unknown(format!("table {}", rows.table)));
             };
             let expected = ends.entry(&rows.table).or_insert(*end);
@@ -186,7 +221,7 @@ impl Shared {
             *expected += rows.batch.num_rows() as u64;
         }
         for rows in &commit.outbox {
-            if !self.durable.contains_key(&rows.sink) {
+            if !claims.durable.contains_key(&rows.sink) {
                 return Err(StoreError::Unknown(format!("sink {}", rows.sink)));
             }
         }
@@ -195,26 +230,28 @@ impl Shared {
 
     /// Whether every `Block` sink of the commit is below its bounds and the store below its own.
     fn has_room(&self, inbox: &Inbox, commit: &Commit) -> bool {
-        if self.layout.sinks.iter().all(|sink| sink.when_full != WhenFull::Block) {
+        let claims = self.claims();
+        let Claims { layout, max_bytes, .. } = &*claims;
+        if layout.sinks.iter().all(|sink| sink.when_full != WhenFull::Block) {
             return true;
         }
         let view = lock(&self.view);
         let coming = |name| inbox.coming.get(name).copied().unwrap_or_default();
         let store_full = || {
             let queued: u64 = inbox.coming.values().map(|(_, bytes)| bytes).sum();
-            droppable(&view.state, &self.layout) == 0
-                && view.state.held_bytes().saturating_add(queued) >= self.max_bytes
+            droppable(&view.state, layout) == 0
+                && view.state.held_bytes().saturating_add(queued) >= *max_bytes
         };
         commit.outbox.iter().all(|rows| {
-            let layout = self.layout.sinks.iter().find(|sink| sink.name == rows.sink);
-            let Some(layout) = layout.filter(|sink| sink.when_full == WhenFull::Block) else {
+            let sink = layout.sinks.iter().find(|sink| sink.name == rows.sink);
+            let Some(sink) = sink.filter(|sink| sink.when_full == WhenFull::Block) else {
                 return true;
             };
             let (records, bytes) = coming(&rows.sink);
             let held = view.state.sinks.get(&rows.sink);
             let (held_records, held_bytes) =
                 held.map_or((0, 0), |sink| (sink.records(), sink.bytes));
-            !outbox::is_full(layout, held_records + records, held_bytes + bytes) && !store_full()
+            !outbox::is_full(sink, held_records + records, held_bytes + bytes) && !store_full()
         })
     }
 
@@ -249,7 +286,8 @@ impl Shared {
     }
 
     pub(super) fn delivered(&self, sink: &str, upto: u64) {
-        let Some((name, _)) = self.durable.get_key_value(sink) else {
+        let claims = self.claims();
+        let Some((name, _)) = claims.durable.get_key_value(sink) else {
             return;
         };
         let mut inbox = lock(&self.inbox);
@@ -261,7 +299,8 @@ impl Shared {
     }
 
     pub(super) fn reject(&self, sink: &str, position: u64, reason: &str) {
-        let Some((sink, _)) = self.durable.get_key_value(sink) else {
+        let claims = self.claims();
+        let Some((sink, _)) = claims.durable.get_key_value(sink) else {
             return;
         };
         let mut inbox = lock(&self.inbox);
@@ -317,7 +356,7 @@ impl Shared {
         }
         *lock(&self.view) = View { state: Arc::new(state.clone()), stats: figures };
         drop(inbox);
-        for (name, durable) in &self.durable {
+        for (name, durable) in &self.claims().durable {
             let last = state.sinks.get(name).map_or(0, |sink| sink.next - 1);
             durable.send_if_modified(|known| std::mem::replace(known, last) != last);
         }
@@ -361,7 +400,8 @@ impl Shared {
     }
 
     pub(super) fn watch_sink(&self, sink: &str) -> Option<(Arc<str>, watch::Receiver<u64>)> {
-        let (name, durable) = self.durable.get_key_value(sink)?;
+        let claims = self.claims();
+        let (name, durable) = claims.durable.get_key_value(sink)?;
         Some((name.clone(), durable.subscribe()))
     }
 
@@ -380,12 +420,14 @@ impl Shared {
         let Some(state) = view.state.sinks.get(sink) else {
             return Backlog::default();
         };
-        let records = state.next - 1 - marked.min(state.next - 1).max(state.cursor);
+        let settled = marked.min(state.next - 1).max(state.cursor);
+        let records = state.next - 1 - settled;
         Backlog {
             records,
             bytes: if records == 0 { 0 } else { state.bytes },
             oldest_created: state.head_created.filter(|_| records > 0),
-            delivered: state.delivered,
+            // Those of which the mark is not durable yet among them, so that the sum never dips.
+            delivered: state.delivered + (settled - state.cursor),
             dropped: state.dropped,
             rejected: state.rejected,
             lost: state.lost,

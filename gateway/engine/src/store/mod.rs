@@ -87,13 +87,34 @@ impl Store {
         let opened = recovery::open(disk, options, &layout)?;
         let recovery = opened.recovery.clone();
         let state = Arc::new(opened.state.clone());
-        let shared = Arc::new(Shared::new(options, Arc::new(layout), state));
-        let committer = Committer::new(Arc::clone(&shared), opened, options.max_bytes);
+        let shared = Arc::new(Shared::new(options, layout, state));
+        let committer = Committer::new(Arc::clone(&shared), opened);
         thread::Builder::new()
             .name("store".to_owned())
             .spawn(move || committer.run())
             .map_err(|error| StoreError::Io { path, source: Arc::new(error) })?;
         Ok((Store { shared }, recovery))
+    }
+
+    /// Takes the tables and sinks of another configuration, without reopening anything.
+    ///
+    /// What was submitted before is made durable first, under the old layout. Rows, results and
+    /// progress of tables, sinks and streams that `layout` does not name stay in the file: they
+    /// come back with the name, and give way first when the store is full. The caller has ended
+    /// whoever submits to what is not named any more. An error means that nothing has changed.
+    /// Cancel safe.
+    pub async fn relayout(&self, layout: Layout, max_bytes: u64) -> Result<(), StoreError> {
+        recovery::check_names(&layout)?;
+        let barrier = Commit { wait: true, ..Commit::default() };
+        self.submit(barrier).await?.await?;
+        self.shared.claim(layout, max_bytes);
+        Ok(())
+    }
+
+    /// Resolves when the store's thread has taken a turn: it neither hangs in the disk nor has
+    /// ended. Cancel safe.
+    pub async fn alive(&self) -> Result<(), StoreError> {
+        self.ask(|reply| Ask::Alive { reply }).await
     }
 
     /// The epoch of new records: part of every id.
@@ -159,8 +180,10 @@ impl Store {
                 ended = end.wait_for(Option::is_some) => {
                     return Err(ended.ok().and_then(|end| end.clone()).unwrap_or(StoreError::Closed));
                 }
-                // The sender lives as long as this handle: waiting cannot fail.
-                _ = durable.wait_for(|last| *last > after) => {}
+                last = durable.wait_for(|last| *last > after) => if last.is_err() {
+                    // Another layout, in which the sink has no place.
+                    return Err(StoreError::Unknown(format!("sink {name}")));
+                },
             }
             let sink = name.clone();
             let (rows, seen) =

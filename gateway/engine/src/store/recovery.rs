@@ -160,7 +160,7 @@ pub(super) fn open(
     Ok(Opened { files, db, state, damage, recovery })
 }
 
-fn check_names(layout: &Layout) -> Result<(), StoreError> {
+pub(super) fn check_names(layout: &Layout) -> Result<(), StoreError> {
     let tables = layout.tables.iter().map(|table| &table.name);
     let streams = layout.tables.iter().flat_map(|table| &table.readers);
     let names = tables.chain(streams).chain(layout.sinks.iter().map(|sink| &sink.name));
@@ -257,7 +257,7 @@ fn make(
 fn next_epoch(disk: &dyn Disk, hint: u64, known: u64) -> Result<u64, StoreError> {
     let noted = disk.read(EPOCH).map_err(|error| io_error(disk, EPOCH, error))?;
     let noted = noted.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse().ok());
-    let epoch = hint.max(noted.unwrap_or(0).max(known) + 1);
+    let epoch = hint.max(noted.unwrap_or(0).max(known).saturating_add(1));
     disk.write(EPOCH, format!("{epoch}\n").as_bytes())
         .map_err(|error| io_error(disk, EPOCH, error))?;
     Ok(epoch)

@@ -152,7 +152,16 @@ impl Transaction<'_, '_> {
             if over == 0 {
                 return Ok(());
             }
+            // Logs have what the sinks' own bounds leave of the store, or a quarter of it. Beyond
+            // that they give way first: a stream that cannot go on does not evict other streams'
+            // results.
             let layout = self.layout;
+            let sinks_max: u64 = layout.sinks.iter().map(|sink| sink.max_bytes).sum();
+            let logs_max = self.max_bytes.saturating_sub(sinks_max).max(self.max_bytes / 4);
+            let logs: u64 = self.state.tables.values().map(|table| table.bytes).sum();
+            if logs > logs_max && self.drop_log()? {
+                continue;
+            }
             let gives = |name: &Arc<str>| {
                 let named = layout.sinks.iter().find(|sink| sink.name == *name);
                 named.is_none_or(|sink| sink.when_full == WhenFull::DropOldest)
@@ -166,14 +175,19 @@ impl Transaction<'_, '_> {
                 outbox::drop_oldest(&mut self.records, name, sink, excess, self.damage)?;
                 continue;
             }
-            let tables = self.state.tables.iter_mut();
-            let largest = tables.max_by_key(|(_, table)| table.bytes);
-            let Some((name, table)) = largest.filter(|(_, table)| table.bytes > 0) else {
-                return Ok(());
-            };
-            if !log::drop_oldest(&mut self.records, name, table)? {
+            if !self.drop_log()? {
                 return Ok(());
             }
+        }
+    }
+
+    /// Drops the oldest rows of the largest log; false where there is nothing to drop.
+    fn drop_log(&mut self) -> Result<bool, Trouble> {
+        let tables = self.state.tables.iter_mut();
+        let largest = tables.max_by_key(|(_, table)| table.bytes);
+        match largest.filter(|(_, table)| table.bytes > 0) {
+            Some((name, table)) => log::drop_oldest(&mut self.records, name, table),
+            None => Ok(false),
         }
     }
 

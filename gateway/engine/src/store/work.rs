@@ -33,6 +33,10 @@ pub(super) enum Ask {
         limit: usize,
         reply: Reply<Vec<Rejected>>,
     },
+    /// Whether the thread still takes its turns.
+    Alive {
+        reply: Reply<()>,
+    },
 }
 
 impl Ask {
@@ -42,6 +46,7 @@ impl Ask {
             Ask::Next { reply, .. } => answer(reply, Err(reason.clone())),
             Ask::Log { reply, .. } => answer(reply, Err(reason.clone())),
             Ask::Rejected { reply, .. } => answer(reply, Err(reason.clone())),
+            Ask::Alive { reply } => answer(reply, Err(reason.clone())),
         }
     }
 
@@ -51,6 +56,7 @@ impl Ask {
             Ask::Next { reply, .. } => reply.is_closed(),
             Ask::Log { reply, .. } => reply.is_closed(),
             Ask::Rejected { reply, .. } => reply.is_closed(),
+            Ask::Alive { reply } => reply.is_closed(),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::sql::{SqlError, TableSchema};
 use crate::window::{Bounds, Window};
 
 /// What a stream is, apart from its SQL. All spans in microseconds.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSpec {
     /// The stream's name.
     pub name: String,

@@ -139,7 +139,10 @@ impl Stream {
                 self.refill(arrival)?
             }
             Event::Replayed => self.end_refill(true),
-            Event::Tick => Vec::new(),
+            Event::Tick => {
+                self.watermark.follow();
+                Vec::new()
+            }
         };
         for arrival in waiting {
             if self.spec.window.is_some() {
@@ -197,6 +200,18 @@ impl Stream {
             plans: self.query.plans(),
             ..self.counts
         }
+    }
+
+    /// While held, the stream does not follow the clock when all its sources are silent: one of them
+    /// has no connection, and what it has to say comes later.
+    pub fn hold(&mut self, held: bool) {
+        self.watermark.hold(held);
+    }
+
+    /// Takes `span` microseconds for time in which no source could have been heard, such as while
+    /// the process was stopped: nobody becomes idle by it.
+    pub fn forgive(&mut self, span: i64) {
+        self.watermark.forgive(span);
     }
 
     /// When a `Tick` could next change something, not before `now`; `None` where only rows can,

@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, StringArray, UInt32Array};
+use arrow::array::{Array, AsArray, StringArray, UInt32Array, new_null_array};
 use arrow::compute::{cast, concat_batches, take_record_batch};
-use arrow::datatypes::{DataType, TimeUnit, TimestampMicrosecondType};
+use arrow::datatypes::{DataType, Field, TimeUnit, TimestampMicrosecondType};
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
 
@@ -41,20 +41,27 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Checks `batch` against its table's schema.
+    /// Takes `batch` for rows of `table`. Rows that were logged under an older configuration are
+    /// brought to the table's columns: by name, converted where that is possible, null where the
+    /// table has a column that they do not.
     pub(super) fn new(table: &TableSchema, batch: &RecordBatch) -> Result<Self, StreamError> {
         let input = |what: String| StreamError::Input(format!("table `{}`: {what}", table.name));
         let same = |(a, b): (&Arc<_>, &Arc<_>)| {
-            let (a, b): (&arrow::datatypes::Field, &arrow::datatypes::Field) = (a, b);
+            let (a, b): (&Field, &Field) = (a, b);
             a.name() == b.name() && a.data_type() == b.data_type()
         };
         let (ours, theirs) = (table.schema.fields(), batch.schema());
-        if Arc::ptr_eq(&table.schema, &theirs) {
-            // The same object: nothing to compare, which counts for a row of a thousand columns.
-        } else if ours.len() != theirs.fields().len() || !ours.iter().zip(theirs.fields()).all(same)
-        {
-            return Err(input(format!("a batch has columns {theirs}, not those of its table")));
-        }
+        let adapted;
+        let batch =
+            // The same object need not be compared, which counts for a row of a thousand columns.
+            if Arc::ptr_eq(&table.schema, &theirs)
+                || ours.len() == theirs.fields().len() && ours.iter().zip(theirs.fields()).all(same)
+            {
+                batch
+            } else {
+                adapted = adapt(table, batch).map_err(|error| input(error.to_string()))?;
+                &adapted
+            };
         let time = time_column(table)?;
         if batch.column(time).null_count() > 0 {
             return Err(input(format!("column `{}` has nulls", table.time_column)));
@@ -353,4 +360,17 @@ impl OpenWindows {
         self.rows -= open.mix.rows;
         Some((bounds, open))
     }
+}
+
+/// Brings rows of another form of the table to its columns. A point whose values cannot be
+/// converted is null. Fails where `time` or another column without nulls cannot be had.
+fn adapt(table: &TableSchema, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+    let column = |field: &Arc<Field>| {
+        let converted = batch
+            .column_by_name(field.name())
+            .and_then(|column| cast(column, field.data_type()).ok());
+        converted.unwrap_or_else(|| new_null_array(field.data_type(), batch.num_rows()))
+    };
+    let columns = table.schema.fields().iter().map(column).collect();
+    RecordBatch::try_new(Arc::clone(&table.schema), columns)
 }

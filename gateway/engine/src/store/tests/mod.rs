@@ -6,6 +6,7 @@ mod fake;
 mod faults;
 mod flow;
 mod kill;
+mod relayout;
 mod rot;
 
 use std::sync::Arc;

@@ -311,3 +311,67 @@ async fn a_stream_can_be_a_task() {
     let mut stream = send(stream(spec(1, 0), SUMS));
     assert!(send(stream.apply(Event::Tick, NOW)).await.unwrap().results.is_empty());
 }
+
+/// An outage of the feed's connection: the clock is not followed meanwhile, and what the broker kept
+/// is in its windows and not late.
+#[tokio::test]
+async fn what_an_outage_held_back_is_not_late() {
+    let mut stream = stream(spec(10, 0), SUMS);
+    let begin = NOW / SECOND;
+    feed(&mut stream, 0, batch(&[(begin + 1, "a", 1.0)]), NOW + SECOND).await;
+    stream.hold(true);
+    let at = |seconds: i64| NOW + seconds * SECOND;
+    for seconds in [20, 40, 60] {
+        let effects = stream.apply(Event::Tick, at(seconds)).await.unwrap();
+        assert!(effects.results.is_empty(), "closed by the clock during the outage");
+    }
+    stream.hold(false);
+    // The backlog comes before time passes for it.
+    let rows = [(begin + 2, "a", 2.0), (begin + 11, "a", 3.0), (begin + 60, "a", 4.0)];
+    let effects = feed(&mut stream, 0, batch(&rows), at(61)).await;
+    assert!(effects.late.is_empty());
+    assert_eq!(
+        lines(&effects.results),
+        [format!("{begin} 2 3 2 #1 good"), format!("{} 1 3 3 #2 good", begin + 10)]
+    );
+    ledger_holds(&stream.counts());
+}
+
+/// A process that was stopped for a minute heard nobody: that makes nobody silent.
+#[tokio::test]
+async fn a_stopped_process_makes_nobody_idle() {
+    let mut stream = stream(spec(10, 0), SUMS);
+    let begin = NOW / SECOND;
+    feed(&mut stream, 0, batch(&[(begin + 1, "a", 1.0)]), NOW + SECOND).await;
+    stream.forgive(60 * SECOND);
+    let effects = stream.apply(Event::Tick, NOW + 62 * SECOND).await.unwrap();
+    assert!(effects.results.is_empty());
+    let effects = feed(&mut stream, 0, batch(&[(begin + 2, "a", 2.0)]), NOW + 63 * SECOND).await;
+    assert!(effects.late.is_empty());
+}
+
+/// Rows that were logged before a point was added or got another type: found by name, converted,
+/// null where they cannot be.
+#[tokio::test]
+async fn rows_of_an_older_table_are_brought_to_its_columns() {
+    let mut stream = stream(spec(10, 0), SUMS);
+    let begin = NOW / SECOND;
+    let old = batch(&[(begin + 1, "a", 7.0)]);
+    let schema = Schema::new(vec![
+        old.schema().field(0).clone(),
+        old.schema().field(1).clone(),
+        old.schema().field(2).clone(),
+        old.schema().field(3).clone(),
+        Field::new("gone", DataType::Utf8, true),
+        Field::new("v", DataType::Utf8, true),
+    ]);
+    let text: ArrayRef = Arc::new(StringArray::from(vec!["7"]));
+    let mut columns = old.columns()[..4].to_vec();
+    columns.extend([text.clone(), text]);
+    let old = RecordBatch::try_new(Arc::new(schema), columns).unwrap();
+    feed(&mut stream, 0, old, NOW + SECOND).await;
+    let without_v = batch(&[(begin + 2, "a", 0.0)]).project(&[0, 1, 2, 3]).unwrap();
+    feed(&mut stream, 0, without_v, NOW + SECOND).await;
+    let effects = feed(&mut stream, 0, batch(&[(begin + 10, "a", 1.0)]), NOW + SECOND).await;
+    assert_eq!(lines(&effects.results), [format!("{begin} 2 7 7 #1 good")]);
+}

@@ -1,0 +1,324 @@
+//! The parts at work: how they start, how they become those of another configuration, how they end.
+//!
+//! Wired as sources → tables → streams → store → pumps. An end comes from the sources and goes
+//! downstream, because the input of each part ends; a change ends only parts that are not wanted
+//! as they are, and starts those that are missing. Every future here may be dropped: parts on
+//! their way out are then aborted, the others are where they were.
+
+mod assemble;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::datatypes::SchemaRef;
+use tidegate_config::{Document, Link};
+use tidegate_drivers::bus::BusHandle;
+use tidegate_drivers::types::Span;
+use tidegate_engine::Sql;
+use tidegate_engine::store::{Commit, Store, StoreError};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::build::{self, Surroundings};
+use crate::status::{DeviceView, GatewayStatus, LinkView, SinkView, StreamView, Views};
+use crate::stream::Feeds;
+use crate::table::{Arrival, Readers};
+use crate::wanted::{DeviceWish, SinkWish, StreamWish, Wanted};
+use assemble::start_link;
+use worker::{END_MAX, Workers, add, differing, end, ended, missing, same, stop};
+
+/// Why a gateway could not be started, or its parts not be changed. A part that cannot work is not
+/// among these: it is shown in status and the others run.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The store cannot be opened, or takes no commits.
+    #[error("store: {0}")]
+    Store(#[from] StoreError),
+    /// The SQL engine cannot be set up.
+    #[error("SQL engine: {0}")]
+    Sql(#[from] tidegate_engine::SqlError),
+    /// The store did not answer in time.
+    #[error("store: nothing was committed within {0:?}")]
+    StoreBusy(Duration),
+}
+
+/// How often old records are looked for.
+const EXPIRE_EVERY: Duration = Duration::from_secs(10);
+
+/// A table's entrance, and who reads it.
+struct TableEnds {
+    arrivals: mpsc::Sender<Arrival>,
+    readers: Arc<Readers>,
+}
+
+/// A gateway at work.
+pub struct Running {
+    /// What status and metrics show.
+    pub status: Arc<GatewayStatus>,
+    /// The store's handle.
+    pub store: Store,
+    around: Surroundings,
+    document: Document,
+    sql: Arc<Sql>,
+    links: Workers<Link, (LinkView, BusHandle)>,
+    tables: Workers<SchemaRef, TableEnds>,
+    devices: Workers<DeviceWish, DeviceView>,
+    streams: Workers<StreamWish, StreamView>,
+    sinks: Workers<SinkWish, SinkView>,
+    timers: Option<(Span, AbortOnDropHandle<()>)>,
+    /// `seq` that a device goes on with when it is started again.
+    seqs: BTreeMap<String, u64>,
+    /// The connections of the feeds, which streams look at.
+    feeds: Arc<Feeds>,
+    /// Parts that were asked to end and have not yet.
+    ending: Vec<AbortOnDropHandle<()>>,
+}
+
+/// What a change did, by part, such as `device press`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Parts that were stopped.
+    pub stopped: Vec<String>,
+    /// Parts that were started.
+    pub started: Vec<String>,
+}
+
+/// Opens the store and starts every part of `document`, which has passed `check`.
+pub fn start(document: Document, around: Surroundings) -> Result<Running, StartError> {
+    let options = build::store_options(&document, &around);
+    let (store, recovery) = Store::open(options, build::layout(&document))?;
+    tracing::info!(?recovery, path = document.store.path, "store opened");
+    let name = document.gateway.name.as_str();
+    let mut running = Running {
+        status: Arc::new(GatewayStatus::new(name, around.clock.clone(), store.clone())),
+        store,
+        sql: Arc::new(Sql::new(sql_memory(&document))?),
+        around,
+        document,
+        links: BTreeMap::new(),
+        tables: BTreeMap::new(),
+        devices: BTreeMap::new(),
+        streams: BTreeMap::new(),
+        sinks: BTreeMap::new(),
+        timers: None,
+        seqs: BTreeMap::new(),
+        feeds: Arc::default(),
+        ending: Vec::new(),
+    };
+    running.raise();
+    Ok(running)
+}
+
+fn sql_memory(document: &Document) -> usize {
+    document.limits.memory.len() / 2
+}
+
+impl Running {
+    /// The configuration that runs.
+    pub fn document(&self) -> &Document {
+        &self.document
+    }
+
+    /// Whether `document`, with the secrets as they are now, wants nothing that does not run.
+    pub fn is_equal(&self, document: &Document) -> bool {
+        let wanted = Wanted::new(document, &self.around);
+        *document == self.document
+            && same(&self.devices, &wanted.devices)
+            && same(&self.sinks, &wanted.sinks)
+    }
+
+    /// Runs another configuration, which has passed `check` and [`needs_restart`]. Parts that it
+    /// wants as they are go on untouched. An error means that the old configuration runs.
+    ///
+    /// [`needs_restart`]: crate::wanted::needs_restart
+    pub async fn change(&mut self, document: Document) -> Result<Changes, StartError> {
+        let sql = if sql_memory(&document) == sql_memory(&self.document) {
+            self.sql.clone()
+        } else {
+            Arc::new(Sql::new(sql_memory(&document))?)
+        };
+        // Nothing is stopped for a store that takes nothing.
+        let commit = Commit { wait: true, ..Commit::default() };
+        in_time(async { self.store.submit(commit).await?.await }).await?;
+
+        let mut changes = Changes { stopped: self.lower(&document).await, ..Changes::default() };
+        let (layout, bytes_max) = (build::layout(&document), document.store.max_bytes.get());
+        let laid_out = in_time(self.store.relayout(layout, bytes_max)).await;
+        if laid_out.is_ok() {
+            self.document = document;
+            self.sql = sql;
+        }
+        changes.started = self.raise();
+        laid_out.map(|()| changes)
+    }
+
+    /// Ends the parts that `document` does not want as they are; returns their names.
+    async fn lower(&mut self, document: &Document) -> Vec<String> {
+        let wanted = Wanted::new(document, &self.around);
+        let mut stopped = Vec::new();
+        let devices = differing(&mut self.devices, &wanted.devices);
+        let counts: Vec<_> =
+            devices.iter().map(|(name, d)| (name.clone(), d.ends.counts.clone())).collect();
+        end("device", devices, &mut stopped).await;
+        for (name, counts) in counts {
+            let next = counts.get().next_seq;
+            let seq = self.seqs.entry(name).or_default();
+            *seq = next.max(*seq);
+        }
+        end("link", differing(&mut self.links, &wanted.links), &mut stopped).await;
+        // A stream is cut off wherever it is: its state is in the store, as after a crash, and
+        // whoever takes its place begins there.
+        let streams = differing(&mut self.streams, &wanted.streams);
+        streams.values().filter_map(|s| s.task.as_ref()).for_each(AbortOnDropHandle::abort);
+        end("stream", streams, &mut stopped).await;
+        end("table", differing(&mut self.tables, &wanted.tables), &mut stopped).await;
+        end("sink", differing(&mut self.sinks, &wanted.sinks), &mut stopped).await;
+        stopped
+    }
+
+    /// Starts the parts that the configuration wants and that are not there, from the sinks
+    /// upwards; returns their names.
+    fn raise(&mut self) -> Vec<String> {
+        let document = self.document.clone();
+        let wanted = Wanted::new(&document, &self.around);
+        let mut started = Vec::new();
+        for sink in &document.sinks {
+            let name = sink.name.as_str();
+            if let Some(wish) = missing(&self.sinks, &wanted.sinks, name) {
+                let worker = self.sink(sink, wish);
+                add("sink", &mut self.sinks, name, worker, &mut started);
+            }
+        }
+        for table in document.tables() {
+            if let Some(wish) = missing(&self.tables, &wanted.tables, &table.name) {
+                let worker = self.table(&table, wish);
+                add("table", &mut self.tables, &table.name, worker, &mut started);
+            }
+        }
+        for stream in &document.streams {
+            let name = stream.name.as_str();
+            if let Some(wish) = missing(&self.streams, &wanted.streams, name) {
+                let worker = self.stream(stream, wish);
+                add("stream", &mut self.streams, name, worker, &mut started);
+            }
+        }
+        for link in &document.links {
+            let name = link.name.as_str();
+            if let Some(wish) = missing(&self.links, &wanted.links, name) {
+                let worker = start_link(&self.around.crews.poll, link, wish);
+                add("link", &mut self.links, name, worker, &mut started);
+            }
+        }
+        for device in &document.devices {
+            let name = device.name.as_str();
+            if let Some(wish) = missing(&self.devices, &wanted.devices, name) {
+                let worker = self.device(device, wish);
+                add("device", &mut self.devices, name, worker, &mut started);
+            }
+        }
+        self.timers();
+        self.status.show(self.views());
+        started
+    }
+
+    /// The store knows no clock: what it does by time is told to it from here.
+    fn timers(&mut self) {
+        let every = self.document.store.commit_every;
+        if self.timers.as_ref().is_some_and(|(now, _)| *now == every) {
+            return;
+        }
+        let (store, clock) = (self.store.clone(), self.around.clock.clone());
+        let task = tokio::spawn(async move {
+            let mut commit = tokio::time::interval(every.duration());
+            let mut expire = tokio::time::interval(EXPIRE_EVERY);
+            loop {
+                tokio::select! {
+                    _ = commit.tick() => store.flush(),
+                    _ = expire.tick() => store.expire(clock.now()),
+                }
+            }
+        });
+        self.timers = Some((every, AbortOnDropHandle::new(task)));
+    }
+
+    /// All parts in the order of the configuration.
+    fn views(&self) -> Views {
+        let (document, store) = (&self.document, &self.document.store);
+        let devices = document.devices.iter().filter_map(|d| self.devices.get(d.name.as_str()));
+        let links = document.links.iter().filter_map(|l| self.links.get(l.name.as_str()));
+        let streams = document.streams.iter().filter_map(|s| self.streams.get(s.name.as_str()));
+        let sinks = document.sinks.iter().filter_map(|sink| {
+            let bytes_max = sink.store.max_bytes.get();
+            Some(SinkView { bytes_max, ..self.sinks.get(sink.name.as_str())?.ends.clone() })
+        });
+        Views {
+            store_bytes_max: store.max_bytes.get(),
+            devices: devices.map(|d| d.ends.clone()).collect(),
+            links: links.map(|l| l.ends.0.clone()).collect(),
+            streams: streams.map(|s| s.ends.clone()).collect(),
+            sinks: sinks.collect(),
+        }
+    }
+
+    /// Ends reading and waits until every accepted row has passed its streams and what came of it
+    /// is durable, but not longer than `bound`. Sinks go on delivering. False when the bound was
+    /// reached first.
+    pub async fn stop_sources(&mut self, bound: Duration) -> bool {
+        let devices = std::mem::take(&mut self.devices);
+        let tables = std::mem::take(&mut self.tables);
+        let streams = std::mem::take(&mut self.streams);
+        self.ending.extend(stop(devices));
+        // The tables' entrances are closed with this, and each then lets its streams go.
+        self.ending.extend(stop(tables));
+        self.ending.extend(stop(streams));
+        ended(&mut self.ending, Instant::now() + bound).await
+    }
+
+    /// Waits until nothing is left to deliver, but not longer than `bound`.
+    pub async fn drained(&self, bound: Duration) -> bool {
+        let empty = async {
+            let mut poll = tokio::time::interval(Duration::from_millis(50));
+            loop {
+                self.store.flush();
+                let sinks = self.document.sinks.iter();
+                if sinks.into_iter().all(|s| self.store.backlog(s.name.as_str()).records == 0) {
+                    return;
+                }
+                poll.tick().await;
+            }
+        };
+        tokio::time::timeout(bound, empty).await.is_ok()
+    }
+
+    /// Ends everything in order within about `grace`: sources, tables, streams, sinks, store. Open
+    /// windows are stored, not closed. What is still undelivered stays in the store.
+    pub async fn shutdown(mut self, grace: Duration) -> Result<(), StoreError> {
+        // What the grace is for, in parts: reading ends, deliveries under way end, the store closes.
+        let begin = Instant::now();
+        let (deadline, last) = (begin + grace.mul_f64(0.8), begin + grace.mul_f64(0.95));
+        if !self.stop_sources(grace.mul_f64(0.5)).await {
+            tracing::warn!("some parts did not end in time");
+        }
+        let mut pumps = stop(std::mem::take(&mut self.sinks));
+        if !ended(&mut pumps, deadline).await {
+            tracing::warn!("a delivery under way was cut off; it will be sent again");
+        }
+        let Self { store, links, timers, ending, .. } = self;
+        drop((links, timers, ending, pumps));
+        // A commit that is cut off is as safe as one that a power cut ends.
+        tokio::time::timeout_at(last, store.close()).await.unwrap_or_else(|_| {
+            tracing::warn!("the store was not closed in time; it recovers when it is opened");
+            Ok(())
+        })
+    }
+}
+
+async fn in_time(work: impl Future<Output = Result<(), StoreError>>) -> Result<(), StartError> {
+    match tokio::time::timeout(END_MAX, work).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(StartError::StoreBusy(END_MAX)),
+    }
+}

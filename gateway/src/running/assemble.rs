@@ -1,0 +1,238 @@
+//! How each kind of part is put together and started, with what the running gateway has for it.
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use tidegate_config::{
+    Device, DeviceDriver, Link, SinkSection, StreamSection, Table as TableConfig,
+};
+use tidegate_drivers::bus::{self, BusHandle};
+use tidegate_drivers::{Fault, TableBuilder};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::worker::{Worker, run};
+use super::{Running, TableEnds};
+use crate::batch::Batcher;
+use crate::build::{self, LinkPart};
+use crate::progress::Pulse;
+use crate::pump::{Pump, SinkCounts, Suspicion};
+use crate::source::{Source, SourceCounts, Unsettled};
+use crate::status::{DeviceView, LinkView, SinkView, StreamView};
+use crate::stream::{StreamCounts, StreamPart, Target};
+use crate::supervisor::{Health, State};
+use crate::table::{Reader, Readers, Table};
+use crate::wanted::{DeviceWish, SinkWish, StreamWish};
+
+impl Running {
+    pub(super) fn stream(
+        &self,
+        stream: &StreamSection,
+        wish: StreamWish,
+    ) -> Worker<StreamWish, StreamView> {
+        let (tx, queue) = mpsc::channel(self.document.limits.stream_queue as usize);
+        for (index, table) in stream.from.iter().enumerate() {
+            if let Some(table) = self.tables.get(table.as_str()) {
+                table.ends.readers.add(Reader { queue: tx.clone(), table: index });
+            }
+        }
+        let (health, counts) = (Arc::new(Health::default()), Arc::new(StreamCounts::default()));
+        let (shown, engine) = watch::channel(None);
+        let late = stream.late.iter().flat_map(|late| &late.to);
+        let mut spec = build::stream_spec(&self.document, stream, stream.event_time);
+        for table in &mut spec.tables {
+            // One object for the table's rows and its streams: it need not be compared.
+            match self.tables.get(table.name.as_str()) {
+                Some(worker) if worker.wish == table.schema => table.schema = worker.wish.clone(),
+                _ => {}
+            }
+        }
+        let part = StreamPart {
+            spec,
+            name: stream.name.as_str().into(),
+            tables: stream.from.iter().map(|name| name.as_str().into()).collect(),
+            sql_text: stream.sql.clone(),
+            sql: self.sql.clone(),
+            queue,
+            store: self.store.clone(),
+            targets: self.targets(stream.to.iter().map(|route| route.sink.as_str())),
+            late_targets: self.targets(late.map(|route| route.sink.as_str())),
+            id_prefix: format!("{}/{}", self.document.gateway.name, self.store.epoch()),
+            sync_each: stream.sync == tidegate_config::Sync::Each,
+            clock: self.around.clock.clone(),
+            counts: counts.clone(),
+            shown,
+            health: health.clone(),
+            feeds: self.feeds.clone(),
+            idle_after: stream.effective_idle_after(&self.document),
+        };
+        let view = StreamView {
+            name: stream.name.to_string(),
+            window: stream.window.clone(),
+            health: health.clone(),
+            counts,
+            engine,
+            queue_capacity: self.document.limits.stream_queue,
+        };
+        let stop = CancellationToken::new();
+        let task =
+            run(&self.around.crews.compute, "stream", stream.name.as_str(), &health, &stop, part);
+        Worker { wish, ends: view, stop, task: Some(task) }
+    }
+
+    fn targets<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<Target> {
+        names
+            .filter_map(|name| self.document.sinks.iter().find(|s| s.name.as_str() == name))
+            .map(|sink| Target {
+                sink: sink.name.as_str().into(),
+                encode: build::encode(&sink.driver),
+            })
+            .collect()
+    }
+
+    pub(super) fn table(
+        &self,
+        table: &TableConfig,
+        wish: SchemaRef,
+    ) -> Worker<SchemaRef, TableEnds> {
+        let (arrivals, rx) = mpsc::channel(self.document.limits.table_queue as usize);
+        let readers = Arc::new(Readers::default());
+        let part = Table {
+            name: table.name.as_str().into(),
+            arrivals: rx,
+            store: self.store.clone(),
+            readers: readers.clone(),
+            held: None,
+            next_position: self.store.log_end(&table.name),
+        };
+        let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
+        let task = run(&Handle::current(), "table", &table.name, &health, &stop, part);
+        Worker { wish, ends: TableEnds { arrivals, readers }, stop, task: Some(task) }
+    }
+
+    pub(super) fn device(
+        &self,
+        device: &Device,
+        wish: DeviceWish,
+    ) -> Worker<DeviceWish, DeviceView> {
+        let name = device.name.to_string();
+        let (health, counts) = (Arc::new(Health::default()), Arc::new(SourceCounts::default()));
+        let bus = build::link_of(device).and_then(|link| self.links.get(link));
+        let south = self.around.south(&self.document, device, bus.map(|link| &link.ends.1));
+        let (pulse, stop) = (Arc::new(Pulse::default()), CancellationToken::new());
+        let feed = device.driver.is_feed();
+        let table = device.table_name().as_str();
+        let view = DeviceView {
+            name: name.clone(),
+            table: table.to_owned(),
+            driver: device.driver.kind(),
+            health: health.clone(),
+            stats: south.as_ref().ok().map(|s| s.stats()),
+            counts: counts.clone(),
+            pulse: (pulse.clone(), device.every().unwrap_or_default()),
+        };
+        if let Some(stats) = view.stats.clone().filter(|_| feed) {
+            self.feeds.put(&name, stats);
+        }
+        let entrance = self.tables.get(table).map(|table| (&table.wish, &table.ends.arrivals));
+        let (south, (columns, arrivals)) = match (south, entrance) {
+            (Ok(south), Some(entrance)) => (south, entrance),
+            (Err(fault), _) => {
+                show_failed("device", &name, &health, &fault);
+                return Worker { wish, ends: view, stop, task: None };
+            }
+            (Ok(_), None) => {
+                let fault = Fault::Config(format!("there is no table `{table}`"));
+                show_failed("device", &name, &health, &fault);
+                return Worker { wish, ends: view, stop, task: None };
+            }
+        };
+        let first_seq = self.seqs.get(&name).copied().unwrap_or(0).max(self.store.log_end(table));
+        let clock = self.around.clock.clone();
+        let part = Source {
+            rows: TableBuilder::sharing(south.shared_points(), device.point_quality),
+            south,
+            batcher: Batcher::new(&name, columns.clone(), feed, clock, first_seq),
+            name: name.clone(),
+            table: arrivals.clone(),
+            when_busy: build::when_busy(device),
+            listens: feed,
+            pauses: build::device_pauses(device),
+            counts,
+            pulse,
+            stop: stop.clone(),
+            unsettled: Unsettled::default(),
+        };
+        let crew = match device.driver {
+            DeviceDriver::Modbus(_) => self.around.crews.poll.clone(),
+            DeviceDriver::Mqtt(_) | DeviceDriver::Generate(_) => Handle::current(),
+        };
+        let task = run(&crew, "device", &name, &health, &stop, part);
+        Worker { wish, ends: view, stop, task: Some(task) }
+    }
+
+    pub(super) fn sink(&self, sink: &SinkSection, wish: SinkWish) -> Worker<SinkWish, SinkView> {
+        let name: Arc<str> = sink.name.as_str().into();
+        let (health, counts) = (Arc::new(Health::default()), Arc::new(SinkCounts::default()));
+        let (pulse, stop) = (Arc::new(Pulse::default()), CancellationToken::new());
+        let north = self.around.north(&self.document, sink);
+        let view = SinkView {
+            name: name.to_string(),
+            driver: sink.driver.kind(),
+            bytes_max: sink.store.max_bytes.get(),
+            health: health.clone(),
+            stats: north.as_ref().ok().map(|n| n.stats()),
+            counts: counts.clone(),
+            pulse: pulse.clone(),
+        };
+        let north = match north {
+            Ok(north) => north,
+            Err(fault) => {
+                show_failed("sink", &name, &health, &fault);
+                return Worker { wish, ends: view, stop, task: None };
+            }
+        };
+        let part = Pump {
+            name: name.clone(),
+            north,
+            store: self.store.clone(),
+            stop: stop.clone(),
+            pauses: build::sink_pauses(sink),
+            rows_max: self.document.limits.deliver_rows as usize,
+            refusals_max: self.document.limits.refusals_max,
+            gateway: self.document.gateway.name.to_string(),
+            cursor: 0,
+            suspicion: Suspicion::default(),
+            counts,
+            pulse,
+        };
+        let task = run(&Handle::current(), "sink", &name, &health, &stop, part);
+        Worker { wish, ends: view, stop, task: Some(task) }
+    }
+}
+
+pub(super) fn start_link(
+    crew: &Handle,
+    link: &Link,
+    wish: Link,
+) -> Worker<Link, (LinkView, BusHandle)> {
+    let name = link.name.to_string();
+    let (handle, owner) = bus::open(&name, &link.bus);
+    let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
+    let view = LinkView {
+        name: name.clone(),
+        bus: link.bus.clone(),
+        health: health.clone(),
+        stats: handle.stats(),
+    };
+    let part = LinkPart { owner, stop: stop.clone() };
+    let task = run(crew, "link", &name, &health, &stop, part);
+    Worker { wish, ends: (view, handle), stop, task: Some(task) }
+}
+
+fn show_failed(kind: &str, name: &str, health: &Health, fault: &Fault) {
+    tracing::error!(kind, name, error = %fault, "it cannot work as configured; the others run");
+    health.error(fault.to_string());
+    health.set(State::Failed);
+}

@@ -1,0 +1,112 @@
+//! What a configuration wants of each part, in a form that two configurations can be compared by.
+//!
+//! A part whose wish is equal in both is not touched by a change: its connection, its counters and
+//! its state stay. So a wish holds all that the part was made of, and nothing else.
+
+use std::collections::BTreeMap;
+
+use arrow::datatypes::SchemaRef;
+use tidegate_config::{Device, Document, Link, SinkDriver, StreamSection};
+use tidegate_drivers::north::Encode;
+use tidegate_engine::StreamSpec;
+
+use crate::build::{Surroundings, device_secret, encode, link_of, sink_secret, stream_spec};
+
+/// A device is made of its section, its secret, its table's columns and its link.
+#[derive(Clone, PartialEq)]
+pub(crate) struct DeviceWish {
+    section: Device,
+    secret: Option<String>,
+    columns: SchemaRef,
+    link: Option<Link>,
+}
+
+/// A stream is made of its section, what follows from it, and how its sinks' records are written.
+#[derive(Clone, PartialEq)]
+pub(crate) struct StreamWish {
+    section: StreamSection,
+    spec: StreamSpec,
+    encodes: Vec<Encode>,
+    /// Memory of all SQL together: with another bound the planner is another one.
+    memory: usize,
+}
+
+/// A sink is made of its driver, its secret, and how much it delivers at once. What may wait for
+/// it is the store's affair.
+#[derive(Clone, PartialEq)]
+pub(crate) struct SinkWish {
+    driver: SinkDriver,
+    secret: Option<String>,
+    deliver_rows: u32,
+    refusals_max: u32,
+}
+
+/// All wishes of one configuration, by name.
+pub(crate) struct Wanted {
+    pub(crate) links: BTreeMap<String, Link>,
+    /// Tables are made of their columns.
+    pub(crate) tables: BTreeMap<String, SchemaRef>,
+    pub(crate) devices: BTreeMap<String, DeviceWish>,
+    pub(crate) streams: BTreeMap<String, StreamWish>,
+    pub(crate) sinks: BTreeMap<String, SinkWish>,
+}
+
+impl Wanted {
+    pub(crate) fn new(document: &Document, around: &Surroundings) -> Self {
+        let links: BTreeMap<_, _> =
+            document.links.iter().map(|link| (link.name.to_string(), link.clone())).collect();
+        let tables: BTreeMap<_, _> =
+            document.tables().into_iter().map(|table| (table.name, table.columns)).collect();
+        let devices = document.devices.iter().filter_map(|device| {
+            let wish = DeviceWish {
+                section: device.clone(),
+                secret: around.current_secret(device_secret(device)),
+                columns: tables.get(device.table_name().as_str())?.clone(),
+                link: link_of(device).and_then(|link| links.get(link)).cloned(),
+            };
+            Some((device.name.to_string(), wish))
+        });
+        let devices = devices.collect();
+        let streams = document.streams.iter().map(|stream| {
+            let late = stream.late.iter().flat_map(|late| &late.to);
+            let sinks = stream
+                .to
+                .iter()
+                .chain(late)
+                .filter_map(|route| document.sinks.iter().find(|sink| sink.name == route.sink));
+            let wish = StreamWish {
+                section: stream.clone(),
+                spec: stream_spec(document, stream, stream.event_time),
+                encodes: sinks.map(|sink| encode(&sink.driver)).collect(),
+                memory: document.limits.memory.len(),
+            };
+            (stream.name.to_string(), wish)
+        });
+        let streams = streams.collect();
+        let sinks = document.sinks.iter().map(|sink| {
+            let wish = SinkWish {
+                driver: sink.driver.clone(),
+                secret: around.current_secret(sink_secret(sink)),
+                deliver_rows: document.limits.deliver_rows,
+                refusals_max: document.limits.refusals_max,
+            };
+            (sink.name.to_string(), wish)
+        });
+        Self { sinks: sinks.collect(), links, tables, devices, streams }
+    }
+}
+
+/// What in `new` cannot be taken while the gateway runs: the store's folder and the names of its
+/// records, the listener, and the bounds of queues that parts share.
+pub fn needs_restart(old: &Document, new: &Document) -> Vec<&'static str> {
+    let (a, b) = (&old.limits, &new.limits);
+    let fixed = [
+        ("gateway.name", old.gateway.name == new.gateway.name),
+        ("store.path", old.store.path == new.store.path),
+        ("web.listen", old.web.listen == new.web.listen),
+        ("limits.table_queue", a.table_queue == b.table_queue),
+        ("limits.stream_queue", a.stream_queue == b.stream_queue),
+        ("limits.store_queue", a.store_queue == b.store_queue),
+    ];
+    fixed.into_iter().filter(|(_, same)| !same).map(|(path, _)| path).collect()
+}
