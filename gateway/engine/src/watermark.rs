@@ -34,6 +34,8 @@ pub(crate) struct Watermark {
     sources: Vec<Source>,
     /// By table, then by device.
     index: Vec<HashMap<Box<str>, usize>>,
+    /// The source whose turn it may be.
+    next: usize,
     /// Whether there ever was a source; with none, the clock is not followed.
     known: bool,
     /// Whether the clock is not followed for now.
@@ -59,6 +61,7 @@ impl Watermark {
             now,
             sources: Vec::new(),
             index: vec![HashMap::new(); tables],
+            next: 0,
             known: false,
             held: false,
             low: None,
@@ -158,10 +161,16 @@ impl Watermark {
 
     /// Finds or adds the source of a row and notes that it lives.
     pub(crate) fn source(&mut self, table: usize, device: &str) -> usize {
-        let at = match self.index[table].get(device) {
-            Some(&at) => at,
-            None => self.join(table, device),
+        // Devices take turns, as a rule in the order in which they came first.
+        let turn = |source: &Source| source.table == table && *source.device == *device;
+        let at = match self.sources.get(self.next) {
+            Some(source) if turn(source) => self.next,
+            _ => match self.index[table].get(device) {
+                Some(&at) => at,
+                None => self.join(table, device),
+            },
         };
+        self.next = if at + 1 < self.sources.len() { at + 1 } else { 0 };
         self.sources[at].last_seen = self.now;
         if !self.sources[at].active {
             // What the others have reached counts, though this one may be behind.
