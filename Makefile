@@ -9,7 +9,7 @@ optional = if cargo $(1) --version >/dev/null 2>&1; then cargo $(2); \
 	else echo "SKIPPED: cargo $(1) is not installed"; fi
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test check bless
+.PHONY: help demo setup test check bless bench
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -30,3 +30,6 @@ check: ## format, lints, and licences, bans and sources of dependencies
 
 bless: ## write generated files anew that tests compare
 	TIDEGATE_BLESS=1 cargo test --workspace
+
+bench: ## figures beside their baselines, in target/bench/results.jsonl (the build takes about 15 minutes, the run about 15)
+	cargo run --profile dist -- bench $(NAMES)

@@ -36,6 +36,11 @@ pub trait South: Send {
     /// The columns that every row has, in order. Fixed by the configuration.
     fn points(&self) -> &[Point];
 
+    /// The same, shared where the driver can share it.
+    fn shared_points(&self) -> Arc<[Point]> {
+        self.points().into()
+    }
+
     /// Counters and state, shared with whoever shows them.
     fn stats(&self) -> Arc<Stats>;
 

@@ -21,6 +21,8 @@ pub mod border;
 #[cfg(feature = "io")]
 pub mod bus;
 #[cfg(feature = "io")]
+mod column;
+#[cfg(feature = "io")]
 pub mod decode;
 #[cfg(feature = "io")]
 mod json;

@@ -7,14 +7,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use arrow::array::{
-    ArrayRef, BinaryBuilder, BooleanBuilder, Float32Builder, Float64Builder, Int8Builder,
-    Int16Builder, Int32Builder, Int64Builder, StringBuilder, TimestampMicrosecondBuilder,
-    UInt8Builder, UInt16Builder, UInt32Builder, UInt64Builder,
-};
-use arrow_schema::{DataType, TimeUnit};
+use arrow::array::{ArrayRef, StringBuilder};
 use tokio::time::Instant;
 
+use crate::column::{self, Column};
 use crate::point::Point;
 
 /// How far a row or a value can be trusted.
@@ -100,69 +96,6 @@ impl fmt::Display for Reason {
             Self::WrongType => "wrong_type",
         };
         f.write_str(word)
-    }
-}
-
-enum Column {
-    Bool(BooleanBuilder),
-    I8(Int8Builder),
-    I16(Int16Builder),
-    I32(Int32Builder),
-    I64(Int64Builder),
-    U8(UInt8Builder),
-    U16(UInt16Builder),
-    U32(UInt32Builder),
-    U64(UInt64Builder),
-    F32(Float32Builder),
-    F64(Float64Builder),
-    Text(StringBuilder),
-    Bytes(BinaryBuilder),
-    Time(TimestampMicrosecondBuilder),
-}
-
-macro_rules! each_column {
-    ($column:expr, $b:ident => $body:expr) => {
-        match $column {
-            Column::Bool($b) => $body,
-            Column::I8($b) => $body,
-            Column::I16($b) => $body,
-            Column::I32($b) => $body,
-            Column::I64($b) => $body,
-            Column::U8($b) => $body,
-            Column::U16($b) => $body,
-            Column::U32($b) => $body,
-            Column::U64($b) => $body,
-            Column::F32($b) => $body,
-            Column::F64($b) => $body,
-            Column::Text($b) => $body,
-            Column::Bytes($b) => $body,
-            Column::Time($b) => $body,
-        }
-    };
-}
-
-impl Column {
-    fn new(data_type: &DataType) -> Self {
-        match data_type {
-            DataType::Boolean => Self::Bool(BooleanBuilder::new()),
-            DataType::Int8 => Self::I8(Int8Builder::new()),
-            DataType::Int16 => Self::I16(Int16Builder::new()),
-            DataType::Int32 => Self::I32(Int32Builder::new()),
-            DataType::Int64 => Self::I64(Int64Builder::new()),
-            DataType::UInt8 => Self::U8(UInt8Builder::new()),
-            DataType::UInt16 => Self::U16(UInt16Builder::new()),
-            DataType::UInt32 => Self::U32(UInt32Builder::new()),
-            DataType::UInt64 => Self::U64(UInt64Builder::new()),
-            DataType::Float32 => Self::F32(Float32Builder::new()),
-            DataType::Float64 => Self::F64(Float64Builder::new()),
-            DataType::Utf8 => Self::Text(StringBuilder::new()),
-            DataType::Binary => Self::Bytes(BinaryBuilder::new()),
-            DataType::Timestamp(TimeUnit::Microsecond, tz) => Self::Time(
-                TimestampMicrosecondBuilder::new()
-                    .with_data_type(DataType::Timestamp(TimeUnit::Microsecond, tz.clone())),
-            ),
-            other => unreachable!("no driver declares a column of type {other}"),
-        }
     }
 }
 
@@ -257,16 +190,22 @@ impl fmt::Debug for TableBuilder {
 impl TableBuilder {
     /// Makes empty builders for `points`; with `point_quality`, each value's quality is kept too.
     pub fn new(points: &[Point], point_quality: bool) -> Self {
+        Self::sharing(points.into(), point_quality)
+    }
+
+    /// The same over columns that somebody else holds too.
+    pub fn sharing(points: Arc<[Point]>, point_quality: bool) -> Self {
         Self {
-            points: points.into(),
             columns: points.iter().map(|p| Column::new(&p.data_type)).collect(),
             point_qualities: point_quality.then(|| {
-                points.iter().map(|_| (StringBuilder::new(), StringBuilder::new())).collect()
+                let text = || StringBuilder::with_capacity(1, 16);
+                points.iter().map(|_| (text(), text())).collect()
             }),
             arrived: Vec::new(),
             times: Vec::new(),
             qualities: Vec::new(),
             open: None,
+            points,
         }
     }
 
@@ -346,7 +285,7 @@ impl TableBuilder {
     /// Appends null to column `point` of the open row, and why.
     pub fn fail(&mut self, point: usize, reason: Reason) {
         self.check(point);
-        each_column!(&mut self.columns[point], b => b.append_null());
+        self.columns[point].append_null();
         if !self.points[point].metadata {
             self.row().failed += 1;
         }
@@ -385,11 +324,8 @@ impl TableBuilder {
     /// When a row is open: close it first.
     pub fn finish(&mut self) -> Rows {
         assert!(self.open.is_none(), "a row is still open");
-        let columns = self
-            .columns
-            .iter_mut()
-            .map(|c| each_column!(c, b => Arc::new(b.finish()) as ArrayRef))
-            .collect();
+        let types = self.points.iter().map(|point| &point.data_type);
+        let columns = column::arrays(&mut self.columns, types);
         let point_qualities = match &mut self.point_qualities {
             None => Vec::new(),
             Some(builders) => builders
@@ -421,8 +357,7 @@ impl TableBuilder {
     }
 
     fn column_len(&self, point: usize) -> usize {
-        use arrow::array::ArrayBuilder;
-        each_column!(&self.columns[point], b => b.len())
+        self.columns[point].len()
     }
 
     fn check(&self, point: usize) {
@@ -439,6 +374,7 @@ impl TableBuilder {
 #[cfg(test)]
 mod tests {
     use arrow::array::{Array, AsArray};
+    use arrow_schema::DataType;
 
     use super::*;
 

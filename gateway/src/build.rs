@@ -30,6 +30,15 @@ use crate::clock::SharedClock;
 use crate::source::WhenBusy;
 use crate::supervisor::{Exit, Part};
 
+/// Runtimes of their own for what must not wait for others.
+#[derive(Debug, Clone)]
+pub struct Crews {
+    /// Links and polled devices.
+    pub poll: Handle,
+    /// Streams: no driver shares it.
+    pub compute: Handle,
+}
+
 /// What the gateway takes from outside.
 #[derive(Clone)]
 pub struct Surroundings {
@@ -37,8 +46,8 @@ pub struct Surroundings {
     pub clock: SharedClock,
     /// Environment variables and files, for secrets.
     pub environment: Arc<dyn Environment + Send + Sync>,
-    /// Where streams run: a runtime that no driver shares.
-    pub compute: Handle,
+    /// Where polled devices and streams run.
+    pub crews: Crews,
 }
 
 /// Bytes that are gathered before the store commits without being asked.

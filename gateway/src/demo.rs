@@ -27,12 +27,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
-use crate::build::Surroundings;
+use crate::build::{Crews, Surroundings};
 use crate::cable::Cable;
 use crate::cli::FAILURE;
 use crate::cli::check::fail;
 use crate::cli::print::say;
-use crate::cli::run::{Doors, runtimes};
+use crate::cli::run::{Doors, Threads};
 use crate::clock::SystemClock;
 use crate::control::Desk;
 use crate::keys::{Keys, read_keys};
@@ -118,15 +118,15 @@ const ARRIVE_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the demo. Exit code 1 when a reading was lost.
 pub fn demo(args: &DemoArgs, levels: Levels) -> u8 {
-    let (io, compute) = match runtimes() {
-        Ok(runtimes) => runtimes,
+    let threads = match Threads::start() {
+        Ok(threads) => threads,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),
     };
     let dir = match own_folder() {
         Ok(dir) => dir,
         Err(error) => return fail(format_args!("cannot make a folder for the demo: {error}")),
     };
-    let code = match io.block_on(play(args, &dir, levels, compute.handle().clone())) {
+    let code = match threads.io.block_on(play(args, &dir, levels, threads.crews())) {
         Ok(ledger) if ledger.lost == 0 => 0,
         Ok(_) => FAILURE,
         Err(error) => fail(error),
@@ -134,8 +134,7 @@ pub fn demo(args: &DemoArgs, levels: Levels) -> u8 {
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::warn!(dir = %dir.display(), %error, "the demo's folder stays behind");
     }
-    compute.shutdown_background();
-    io.shutdown_background();
+    threads.end();
     code
 }
 
@@ -160,7 +159,7 @@ async fn play(
     args: &DemoArgs,
     dir: &Path,
     levels: Levels,
-    compute: tokio::runtime::Handle,
+    crews: Crews,
 ) -> anyhow::Result<DemoLedger> {
     let mut values =
         DemoEnvironment(BTreeMap::from([("DEMO_LINE", format!("{}.line", dir.display()))]));
@@ -181,7 +180,7 @@ async fn play(
     let around = Surroundings {
         clock: Arc::new(SystemClock),
         environment: Arc::new(ProcessEnvironment),
-        compute,
+        crews,
     };
     let grace = document.gateway.shutdown_grace.duration();
     let mut running = start(document, around)?;

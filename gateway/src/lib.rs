@@ -6,6 +6,7 @@
 pub mod apply;
 pub mod backoff;
 pub mod batch;
+pub mod bench;
 pub mod broker;
 pub mod build;
 pub mod cable;
@@ -14,6 +15,7 @@ pub mod clock;
 pub mod control;
 pub mod demo;
 pub mod gate;
+mod heap;
 pub mod keep;
 pub mod keys;
 pub mod logs;

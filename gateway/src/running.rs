@@ -208,7 +208,8 @@ impl Running {
         for link in &document.links {
             let name = link.name.as_str();
             if let Some(wish) = missing(&self.links, &wanted.links, name) {
-                add("link", &mut self.links, name, start_link(link, wish), &mut started);
+                let worker = start_link(&self.around.crews.poll, link, wish);
+                add("link", &mut self.links, name, worker, &mut started);
             }
         }
         for (device, group) in document.device_parts() {

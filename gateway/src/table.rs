@@ -5,10 +5,13 @@
 //! the store's queue after the rows that it names.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
+use arrow::compute::concat_batches;
 use tidegate_engine::store::{Commit, LogRows, Store, Ticket};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
 
 use crate::supervisor::{Exit, Part};
 
@@ -79,15 +82,28 @@ pub struct Table {
     pub store: Store,
     /// Who reads it.
     pub readers: Arc<Readers>,
+    /// What came after the batches that were put together last.
+    pub held: Option<Arrival>,
     /// The log position of the next row.
     pub next_position: u64,
 }
 
+/// How long a batch that nobody waits for may wait for others: devices that are polled together
+/// answer together.
+const GATHER_FOR: Duration = Duration::from_millis(10);
+/// Rows that are put together at most; batches of a quarter of it are left as they are.
+const GATHER_ROWS: usize = 256;
+
 impl Part for Table {
     async fn run(&mut self) -> Exit {
-        while let Some(arrival) = self.arrivals.recv().await {
-            if let Err(error) = self.take(arrival).await {
-                return Exit::Failed(error);
+        while let Some(arrival) = match self.held.take() {
+            Some(arrival) => Some(arrival),
+            None => self.arrivals.recv().await,
+        } {
+            for arrival in self.gather(arrival).await {
+                if let Err(error) = self.take(arrival).await {
+                    return Exit::Failed(error);
+                }
             }
         }
         // Dropping the senders tells the streams that this table is done.
@@ -97,6 +113,43 @@ impl Part for Table {
 }
 
 impl Table {
+    /// Puts small batches together, in their order: what costs once for each column of a batch
+    /// costs once for each value of a batch of one row. What came and does not fit is held.
+    async fn gather(&mut self, first: Arrival) -> Vec<Arrival> {
+        let small = |arrival: &Arrival| {
+            arrival.ticket.is_none() && arrival.batch.num_rows() < GATHER_ROWS / 4
+        };
+        // The entrance that is kept for devices to come, and one for each device.
+        let many_sources = self.arrivals.sender_strong_count() > 2;
+        if !many_sources || !small(&first) {
+            return vec![first];
+        }
+        let until = Instant::now() + GATHER_FOR;
+        let (mut rows, mut batches) = (first.batch.num_rows(), vec![first.batch]);
+        while rows < GATHER_ROWS
+            && let Ok(Some(arrival)) = timeout_at(until, self.arrivals.recv()).await
+        {
+            if !small(&arrival) || arrival.batch.schema_ref() != batches[0].schema_ref() {
+                self.held = Some(arrival);
+                break;
+            }
+            rows += arrival.batch.num_rows();
+            batches.push(arrival.batch);
+        }
+        self.join(batches)
+    }
+
+    fn join(&self, batches: Vec<RecordBatch>) -> Vec<Arrival> {
+        let alone = |batch| Arrival { batch, ticket: None };
+        match concat_batches(batches[0].schema_ref(), &batches) {
+            Ok(batch) => vec![alone(batch)],
+            Err(error) => {
+                tracing::warn!(table = &*self.name, %error, "rows are not put together");
+                batches.into_iter().map(alone).collect()
+            }
+        }
+    }
+
     async fn take(&mut self, arrival: Arrival) -> Result<(), String> {
         let Arrival { batch, ticket } = arrival;
         let position = self.next_position;

@@ -46,6 +46,7 @@ fn the_help_is_what_the_file_says() {
         "schema",
         "sim",
         "demo",
+        "bench",
         "status",
         "healthcheck",
         "apply",

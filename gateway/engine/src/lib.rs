@@ -4,6 +4,7 @@
 //! and with sequence numbers that do not depend on how rows were batched or where a restart fell.
 //! It does not know: protocols, configuration, threads, and what time it is; "now" is an argument.
 
+pub mod baseline;
 pub mod encode;
 pub mod sql;
 pub mod store;
@@ -11,6 +12,7 @@ pub mod stream;
 pub mod watermark;
 pub mod window;
 
+mod bytes;
 mod functions;
 
 pub use sql::{Query, Sql, SqlError, TableSchema};

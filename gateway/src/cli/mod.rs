@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::bench::{BenchArgs, Part};
 use crate::demo::DemoArgs;
 use crate::logs::Levels;
 
@@ -131,6 +132,11 @@ pub enum Command {
     },
     /// Show it all with a simulated plant, a broker and a cable to pull. Needs no configuration.
     Demo(DemoArgs),
+    /// Measure memory, CPU and throughput beside baselines, on this machine.
+    Bench(BenchArgs),
+    /// A part of `bench` that runs in a process of its own.
+    #[command(subcommand, hide = true)]
+    BenchPart(Part),
     /// Show what a running gateway is doing, as JSON.
     Status(SocketArgs),
     /// Ask a running gateway whether its streams work; exit code 0 if so.
@@ -181,6 +187,8 @@ pub fn dispatch(cli: Cli, levels: Levels) -> ExitCode {
         }
         Command::Sim { plant, lasting } => sim::sim(&plant, lasting),
         Command::Demo(args) => crate::demo::demo(&args, levels),
+        Command::Bench(args) => crate::bench::bench(&args),
+        Command::BenchPart(part) => crate::bench::part(&part),
         Command::Status(args) => socket::status(&args.socket),
         Command::Healthcheck(args) => socket::healthcheck(&args.socket),
         Command::Apply { file, socket } => socket::apply(&socket.socket, &file),

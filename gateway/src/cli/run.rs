@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tidegate_config::{Document, ProcessEnvironment};
 use tidegate_engine::store::StoreError;
 use tidegate_web_ui::ConfigOrigin;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -14,9 +15,10 @@ use tokio_util::sync::CancellationToken;
 use super::check::fail;
 use super::{CONFIG_REFUSED, FAILURE, TEMPORARY};
 use crate::apply::{Boot, REQUESTS_MAX, Steward, boot};
-use crate::build::Surroundings;
+use crate::build::{Crews, Surroundings};
 use crate::clock::SystemClock;
 use crate::control::{Desk, Http, Socket};
+use crate::heap;
 use crate::logs::Levels;
 use crate::notify::Notify;
 use crate::running::{Running, StartError, start};
@@ -30,6 +32,7 @@ pub fn run(path: &Path, levels: Levels) -> u8 {
     if let Err(error) = seal::no_programs() {
         tracing::warn!(error, "the kernel does not keep this process from executing programs");
     }
+    heap::keep_small();
     let boot = match boot(path, &ProcessEnvironment) {
         Ok(boot) => boot,
         Err(problems) => {
@@ -40,31 +43,61 @@ pub fn run(path: &Path, levels: Levels) -> u8 {
     if !boot.told.is_empty() {
         eprint!("{}", boot.told.human());
     }
-    let (io, compute) = match runtimes() {
-        Ok(runtimes) => runtimes,
+    // Where each value was written is most of what was read, and of no use from here on: 64 MB for
+    // a plant of 100,000 points.
+    heap::give_back();
+    let threads = match Threads::start() {
+        Ok(threads) => threads,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),
     };
-    let code = io.block_on(serve(path, boot, levels, compute.handle().clone()));
-    // Whatever still computes holds nothing that is not in the store.
-    compute.shutdown_background();
-    io.shutdown_background();
+    let code = threads.io.block_on(serve(path, boot, levels, threads.crews()));
+    threads.end();
     code
 }
 
-/// The two runtimes: drivers, pumps and pages on one, streams on the other, so that pollers never
-/// share a thread with a window close.
-pub fn runtimes() -> std::io::Result<(tokio::runtime::Runtime, tokio::runtime::Runtime)> {
-    let runtime = |name: &str, threads| {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(threads)
-            .thread_name(name)
-            .enable_all()
-            .build()
-    };
-    Ok((runtime("tidegate-io", 2)?, runtime("tidegate-sql", 1)?))
+/// The threads of a gateway, each with its kind of work.
+pub struct Threads {
+    /// Feeds, pumps, tables and pages.
+    pub io: Runtime,
+    /// Links and the devices that are polled over them. One thread: a request and its reply never
+    /// wake a second one, which costs as much as both (two threads made three `epoll_wait` and a
+    /// `write` for each request, where one makes a single `epoll_wait`).
+    poll: Runtime,
+    /// Streams, so that pollers never share a thread with a window close.
+    compute: Runtime,
 }
 
-async fn serve(path: &Path, boot: Boot, levels: Levels, compute: tokio::runtime::Handle) -> u8 {
+impl Threads {
+    /// Starts them.
+    pub fn start() -> std::io::Result<Self> {
+        let runtime = |name: &str, threads| {
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(threads)
+                .thread_name(name)
+                .enable_all()
+                .build()
+        };
+        Ok(Self {
+            io: runtime("tidegate-io", 2)?,
+            poll: runtime("tidegate-poll", 1)?,
+            compute: runtime("tidegate-sql", 1)?,
+        })
+    }
+
+    /// Where parts run that do not run with the rest.
+    pub fn crews(&self) -> Crews {
+        Crews { poll: self.poll.handle().clone(), compute: self.compute.handle().clone() }
+    }
+
+    /// Ends them without waiting: whatever still runs holds nothing that is not in the store.
+    pub fn end(self) {
+        self.compute.shutdown_background();
+        self.poll.shutdown_background();
+        self.io.shutdown_background();
+    }
+}
+
+async fn serve(path: &Path, boot: Boot, levels: Levels, crews: Crews) -> u8 {
     // Signals are caught before anything can be in the middle of something.
     let signals = Quit::new().and_then(|quit| Ok((quit, signal(SignalKind::hangup())?)));
     let (mut quit, hangup) = match signals {
@@ -77,7 +110,7 @@ async fn serve(path: &Path, boot: Boot, levels: Levels, compute: tokio::runtime:
     }
     let environment = Arc::new(ProcessEnvironment);
     let around =
-        Surroundings { clock: Arc::new(SystemClock), environment: environment.clone(), compute };
+        Surroundings { clock: Arc::new(SystemClock), environment: environment.clone(), crews };
     let running = match start(document, around) {
         Ok(running) => running,
         Err(error @ StartError::Store(StoreError::Locked { .. })) => {
@@ -86,6 +119,7 @@ async fn serve(path: &Path, boot: Boot, levels: Levels, compute: tokio::runtime:
         }
         Err(error) => return fail(error),
     };
+    heap::give_back();
     running.status.show_config(view);
     let (requests_in, requests) = mpsc::channel(REQUESTS_MAX);
     let desk = Desk { quit: quit.asked.clone(), requests: Some(requests_in), levels };

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{Device, Link, SinkSection, StreamSection, Table as TableConfig};
+use tidegate_config::{
+    Device, DeviceDriver, Link, SinkSection, StreamSection, Table as TableConfig,
+};
 use tidegate_drivers::bus::{self, BusHandle};
 use tidegate_drivers::{Fault, TableBuilder};
 use tokio::runtime::Handle;
@@ -38,8 +40,16 @@ impl Running {
         let (health, counts) = (Arc::new(Health::default()), Arc::new(StreamCounts::default()));
         let (shown, engine) = watch::channel(None);
         let late = stream.late.iter().flat_map(|late| &late.to);
+        let mut spec = build::stream_spec(&self.document, stream, stream.event_time);
+        for table in &mut spec.tables {
+            // One object for the table's rows and its streams: it need not be compared.
+            match self.tables.get(table.name.as_str()) {
+                Some(worker) if worker.wish == table.schema => table.schema = worker.wish.clone(),
+                _ => {}
+            }
+        }
         let part = StreamPart {
-            spec: build::stream_spec(&self.document, stream, stream.event_time),
+            spec,
             name: stream.name.as_str().into(),
             tables: stream.from.iter().map(|name| name.as_str().into()).collect(),
             sql_text: stream.sql.clone(),
@@ -66,7 +76,8 @@ impl Running {
             queue_capacity: self.document.limits.stream_queue,
         };
         let stop = CancellationToken::new();
-        let task = run(&self.around.compute, "stream", stream.name.as_str(), &health, &stop, part);
+        let task =
+            run(&self.around.crews.compute, "stream", stream.name.as_str(), &health, &stop, part);
         Worker { wish, ends: view, stop, task: Some(task) }
     }
 
@@ -92,6 +103,7 @@ impl Running {
             arrivals: rx,
             store: self.store.clone(),
             readers: readers.clone(),
+            held: None,
             next_position: self.store.log_end(&table.name),
         };
         let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
@@ -141,7 +153,7 @@ impl Running {
         let first_seq = self.seqs.get(&name).copied().unwrap_or(0).max(self.store.log_end(table));
         let clock = self.around.clock.clone();
         let part = Source {
-            rows: TableBuilder::new(south.points(), device.point_quality),
+            rows: TableBuilder::sharing(south.shared_points(), device.point_quality),
             south,
             batcher: Batcher::new(device.name.as_str(), columns.clone(), feed, clock, first_seq),
             name: name.clone(),
@@ -154,7 +166,14 @@ impl Running {
             stop: stop.clone(),
             unsettled: Unsettled::default(),
         };
-        let task = run(&Handle::current(), "device", &name, &health, &stop, part);
+        let crew = match device.driver {
+            DeviceDriver::Modbus(_) => self.around.crews.poll.clone(),
+            DeviceDriver::Mqtt(_)
+            | DeviceDriver::Generate(_)
+            | DeviceDriver::Serial(_)
+            | DeviceDriver::Replay(_) => Handle::current(),
+        };
+        let task = run(&crew, "device", &name, &health, &stop, part);
         Worker { wish, ends: view, stop, task: Some(task) }
     }
 
@@ -198,7 +217,11 @@ impl Running {
     }
 }
 
-pub(super) fn start_link(link: &Link, wish: Link) -> Worker<Link, (LinkView, BusHandle)> {
+pub(super) fn start_link(
+    crew: &Handle,
+    link: &Link,
+    wish: Link,
+) -> Worker<Link, (LinkView, BusHandle)> {
     let name = link.name.to_string();
     let (handle, owner) = bus::open(&name, &link.bus);
     let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
@@ -209,7 +232,7 @@ pub(super) fn start_link(link: &Link, wish: Link) -> Worker<Link, (LinkView, Bus
         stats: handle.stats(),
     };
     let part = LinkPart { owner, stop: stop.clone() };
-    let task = run(&Handle::current(), "link", &name, &health, &stop, part);
+    let task = run(crew, "link", &name, &health, &stop, part);
     Worker { wish, ends: (view, handle), stop, task: Some(task) }
 }
 

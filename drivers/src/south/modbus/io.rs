@@ -40,7 +40,7 @@ enum Phase {
 /// answer gives rows of nulls.
 pub struct ModbusSouth {
     name: String,
-    points: Vec<Point>,
+    points: Arc<[Point]>,
     period: Duration,
     timeout: Duration,
     bus: BusHandle,
@@ -97,7 +97,7 @@ impl ModbusSouth {
             delay: device.inter_request_delay.duration(),
             ready_at: None,
             name,
-            points: device.columns(),
+            points: device.columns().into(),
             period,
             timeout: device.timeout.duration(),
             scheduler: Scheduler::new(device),
@@ -264,6 +264,10 @@ fn next_due(due: Instant, period: Duration, now: Instant) -> (Instant, bool) {
 impl South for ModbusSouth {
     fn points(&self) -> &[Point] {
         &self.points
+    }
+
+    fn shared_points(&self) -> Arc<[Point]> {
+        Arc::clone(&self.points)
     }
 
     fn stats(&self) -> Arc<Stats> {

@@ -7,8 +7,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use arrow::array::Array;
-use arrow::record_batch::RecordBatch;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use super::border::{
@@ -18,6 +16,7 @@ use super::format::row_bytes;
 use super::outbox;
 use super::recovery::State;
 use super::work::{Ask, Pending, Refusal, Work, answer, droppable};
+use crate::bytes::batch_bytes;
 
 /// Refusals that wait at most before they make a commit due.
 const REJECTS_MAX: usize = 256;
@@ -473,10 +472,4 @@ impl Drop for Blocked<'_> {
     fn drop(&mut self) {
         lock(&self.0.inbox).blocked -= 1;
     }
-}
-
-/// About what a batch will take.
-fn batch_bytes(batch: &RecordBatch) -> usize {
-    let columns = batch.columns().iter();
-    columns.map(|column| column.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }

@@ -263,7 +263,7 @@ impl Stream {
             } else {
                 window.bounds_of(time)
             };
-            if self.watermark.current().is_some_and(|mark| bounds.end <= mark) {
+            if self.watermark.has_passed(bounds.end) {
                 late.push(row);
             } else {
                 if bounds != run.0 {
@@ -280,6 +280,7 @@ impl Stream {
             source = Some((device, at));
             self.watermark.observe(at, time);
         }
+        self.watermark.catch_up();
         windows.entry(run.0).or_default().extend(run.1);
         self.counts.accepted += (columns.len() - new) as u64;
         self.counts.late += late.len() as u64;
