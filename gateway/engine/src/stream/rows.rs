@@ -392,7 +392,8 @@ fn adapt(table: &TableSchema, batch: &RecordBatch) -> Result<RecordBatch, ArrowE
         let named = batch.column_by_name(field.name());
         // A column without nulls that was not there, as `received_at` of a device that was not a
         // feed then, is the row's time.
-        let time = || batch.column_by_name("time").filter(|_| !field.is_nullable());
+        let is_time = matches!(field.data_type(), DataType::Timestamp(..));
+        let time = || batch.column_by_name("time").filter(|_| is_time && !field.is_nullable());
         let converted = named.or_else(time).and_then(|column| cast(column, field.data_type()).ok());
         converted.unwrap_or_else(|| new_null_array(field.data_type(), batch.num_rows()))
     };
