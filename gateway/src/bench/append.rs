@@ -33,6 +33,7 @@ const OPEN_MAX: usize = 4;
 const BEHIND: u64 = 100_000;
 
 pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
+    let mut figures = Vec::new();
     for rows in [1, 10, 100, 1_000] {
         let name = format!("{NAME}.{rows}_rows");
         if !bench.wants(&name) {
@@ -50,9 +51,14 @@ pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
             grouped.push(batches / ours.commits as f64);
         }
         let figure = Figure::pairs(name, "batches/s", &pairs);
-        bench.report.add(figure.bar(Bar::AtLeast(0.8)))?;
+        let figure = figure.bar(Bar::AtLeast(0.8));
+        figures.push(figure.clone());
+        bench.report.add(figure)?;
         let name = format!("store.append.batches_per_commit.{rows}_rows");
         bench.report.add(Figure::alone(name, "batches", &grouped))?;
+    }
+    if let Some(least) = Figure::least(NAME, &figures) {
+        bench.report.add(least)?;
     }
     Ok(())
 }

@@ -32,6 +32,7 @@ const THEIRS: &str = "SELECT date_bin(INTERVAL '10 seconds', time) AS start, dev
                       count(*) AS n, avg(v) AS mean, max(v) AS high FROM rows GROUP BY 1, 2";
 
 pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
+    let mut figures = Vec::new();
     for groups in [10, 1_000] {
         let name = format!("{NAME}.{groups}_groups");
         if !bench.wants(&name) {
@@ -46,7 +47,12 @@ pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
         let rows = bench.effort.rows as f64 / 1e6;
         let rates: Vec<(f64, f64)> = pairs.iter().map(|(a, b)| (rows / a, rows / b)).collect();
         let figure = Figure::pairs(name, "Mrows/s", &rates);
-        bench.report.add(figure.bar(Bar::AtLeast(0.8)))?;
+        let figure = figure.bar(Bar::AtLeast(0.8));
+        figures.push(figure.clone());
+        bench.report.add(figure)?;
+    }
+    if let Some(least) = Figure::least(NAME, &figures) {
+        bench.report.add(least)?;
     }
     Ok(())
 }

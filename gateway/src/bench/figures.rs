@@ -73,6 +73,14 @@ impl Figure {
         self
     }
 
+    /// The figure by which a promise over all of `figures` is judged, under their common name: the
+    /// one whose ratio is least.
+    pub(super) fn least(name: &str, figures: &[Self]) -> Option<Self> {
+        let ratio = |figure: &&Self| figure.ratio.unwrap_or(figure.value);
+        let least = figures.iter().min_by(|a, b| ratio(a).total_cmp(&ratio(b)))?;
+        Some(Self { name: name.to_owned(), ..least.clone() })
+    }
+
     fn line(&self) -> String {
         let mut line = format!("{:<46} {:>12} {:<10}", self.name, short(self.value), self.unit);
         let text = |value: Option<f64>| value.map_or("-".to_owned(), short);
