@@ -101,8 +101,8 @@ pub(crate) struct Scheduler {
     link_failed: bool,
     timeouts: u32,
     silent_cycles: u32,
-    /// Whether the last cycle brought no answer at all.
-    silent: bool,
+    /// Since when no cycle has brought any answer.
+    unheard: Option<Instant>,
     /// Why values are missing while the unit is silent.
     silence: Reason,
     /// When a demoted unit is asked again, and the pause after that.
@@ -136,7 +136,7 @@ impl Scheduler {
             link_failed: false,
             timeouts: 0,
             silent_cycles: 0,
-            silent: false,
+            unheard: None,
             silence: Reason::Timeout,
             probe: None,
             learnt: false,
@@ -156,7 +156,7 @@ impl Scheduler {
 
     /// True while the unit has answered nothing for at least one whole cycle.
     pub(crate) fn is_silent(&self) -> bool {
-        self.silent
+        self.unheard.is_some()
     }
 
     /// True where nothing is gained by asking again what the last cycle asked: each point was read,
@@ -410,7 +410,11 @@ impl Scheduler {
     fn demote(&mut self, now: Instant, shared: bool) {
         let asked = self.timeouts > 0;
         // A cycle in which a demoted unit was not asked says nothing new.
-        self.silent = self.answered.is_none() && (asked || self.silent);
+        if self.answered.is_some() {
+            self.unheard = None;
+        } else if asked {
+            self.unheard.get_or_insert(now);
+        }
         if self.answered.is_some() || !shared {
             (self.silent_cycles, self.probe) = (0, None);
         } else if asked && !self.link_failed {
