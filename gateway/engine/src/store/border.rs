@@ -28,6 +28,9 @@ pub struct StoreOptions {
     /// Bytes of log values, waiting rows and dead letters that the store holds at most; see
     /// [`WhenFull`] for what gives way. The file itself carries free pages on top.
     pub max_bytes: u64,
+    /// Length of the ring that a store made anew gets: whole KiB, at least 64 KiB. What is not needed
+    /// any more before the ring comes round is written once. A store that exists keeps its own.
+    pub ring_bytes: u64,
     /// The gateway's name, kept in the file for whoever finds it.
     pub gateway: String,
     /// The epoch of a store that is made anew, if it is larger than any epoch known here: Unix
@@ -37,7 +40,7 @@ pub struct StoreOptions {
 
 impl StoreOptions {
     /// The defaults for a store in `dir`: 256 KiB a commit, 256 commits in the queue, 8 MiB of
-    /// cache, 512 MiB on flash.
+    /// cache, 512 MiB on flash, a ring of 16 MiB.
     pub fn new(dir: impl Into<PathBuf>, gateway: impl Into<String>, epoch_hint: u64) -> Self {
         StoreOptions {
             dir: dir.into(),
@@ -45,6 +48,7 @@ impl StoreOptions {
             queue: 256,
             cache_bytes: 8 << 20,
             max_bytes: 512 << 20,
+            ring_bytes: 16 << 20,
             gateway: gateway.into(),
             epoch_hint,
         }
@@ -68,6 +72,9 @@ pub struct TableLayout {
     /// Streams that read it. A row stays in the log until each of them has committed a
     /// `replay_from` beyond it; a stream without progress holds every row.
     pub readers: Vec<Arc<str>>,
+    /// How long rows stay readable beyond that, counted from [`LogRows::accepted`] and applied by
+    /// [`Store::expire`](super::Store::expire).
+    pub history_us: Option<i64>,
 }
 
 /// A sink and the bounds of its outbox.
@@ -83,6 +90,8 @@ pub struct SinkLayout {
     pub max_records: Option<u64>,
     /// What gives way when a bound is reached.
     pub when_full: WhenFull,
+    /// Where the whole store is full, sinks of a lower priority lose their rows first.
+    pub priority: i32,
 }
 
 /// What gives way when an outbox, or the whole store, is full.
@@ -113,6 +122,8 @@ pub struct Commit {
     pub outbox: Vec<OutboxRows>,
     /// How far the stream that produced the results has come.
     pub progress: Option<StreamProgress>,
+    /// Durable counters and how much each of them grows with this commit.
+    pub counts: Vec<(Arc<str>, u64)>,
 }
 
 /// Accepted rows of one table.
@@ -122,6 +133,8 @@ pub struct LogRows {
     pub table: Arc<str>,
     /// Log position of the first row: exactly [`Store::log_end`](super::Store::log_end).
     pub position: u64,
+    /// When the rows were accepted, for the table's history.
+    pub accepted: i64,
     /// The rows, with every column of the table.
     pub batch: RecordBatch,
 }
@@ -173,6 +186,49 @@ pub struct OutboxRow {
     pub window: Option<(i64, i64)>,
     /// When it was made.
     pub created: i64,
+    /// This is no record but the notice that records are missing here: the body is empty, and
+    /// `seq` is the last one of them.
+    pub gap: Option<Gap>,
+}
+
+/// Records of one stream that will never come, told in their place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gap {
+    /// `seq` of the first one.
+    pub from: u64,
+    /// `seq` of the last one.
+    pub to: u64,
+    /// Why they are missing.
+    pub reason: GapReason,
+}
+
+/// Why records are missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum GapReason {
+    /// A bound of the sink or of the store dropped them.
+    Dropped,
+    /// They became older than the sink's `max_age`.
+    Expired,
+}
+
+impl GapReason {
+    /// The word for it in a gap record.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            GapReason::Dropped => "dropped",
+            GapReason::Expired => "expired",
+        }
+    }
+}
+
+/// Two lanes of one outbox, each in order with a contiguous cursor of its own: records up to
+/// `split` are the backlog, later ones are live. They end when the backlog is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lanes {
+    /// Position of the last record of the backlog.
+    pub split: u64,
+    /// The live lane's low-water mark: every position beyond `split` up to it is settled.
+    pub live: u64,
 }
 
 /// A record that its sink refused for good.
@@ -184,9 +240,8 @@ pub struct Rejected {
     pub reason: String,
 }
 
-/// What waits for a sink, and what became of the rest. `delivered + dropped + rejected + lost +
-/// records` is what was ever put into the outbox, less rows refused by `DropNewest`, which only
-/// `dropped` counts.
+/// What waits for a sink, and what became of the rest: `delivered + dropped + expired + rejected +
+/// lost + records` is what was ever put into the outbox, redriven rows again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backlog {
     /// Rows that wait.
@@ -199,10 +254,46 @@ pub struct Backlog {
     pub delivered: u64,
     /// Rows dropped by a bound. One that was under way may have arrived all the same.
     pub dropped: u64,
+    /// Rows dropped by age; as above.
+    pub expired: u64,
     /// Rows refused by the far side.
     pub rejected: u64,
     /// Rows that could not be read back.
     pub lost: u64,
+    /// Notices of missing rows that wait; see [`Gap`].
+    pub gaps: u64,
+    /// Dead letters that are kept.
+    pub letters: u64,
+    /// Where the backlog ends and live records begin, while there are two lanes.
+    pub lanes: Option<Lanes>,
+    /// Nothing is delivered until somebody resumes the sink.
+    pub paused: bool,
+}
+
+/// What the store holds for one table, for `inspect`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableContents {
+    /// The table.
+    pub name: Arc<str>,
+    /// Position of the first row that is kept.
+    pub start: u64,
+    /// Position of the next row.
+    pub end: u64,
+    /// Stored bytes.
+    pub bytes: u64,
+    /// Rows that were dropped because the store was full.
+    pub dropped: u64,
+}
+
+/// What a check of everything stored found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Log rows and outbox rows that were read back and passed.
+    pub rows: u64,
+    /// Stored values that failed, since the store was opened.
+    pub corrupt_records: u64,
+    /// Rows that are missing because of it, since the store was opened.
+    pub corrupt_rows: u64,
 }
 
 /// Figures of the store since it was opened, for status and metrics.
@@ -232,6 +323,11 @@ pub struct StoreStats {
     pub reopened: u64,
     /// The last error, for a person.
     pub last_error: Option<String>,
+    /// Why nothing can be made durable at present, while that is so: no room, read-only, or an
+    /// error of the device. What comes is held in memory within bounds, and delivered from there.
+    pub stalled: Option<String>,
+    /// Bytes written on the day of [`Store::expire`](super::Store::expire)'s last `now` (UTC), across restarts.
+    pub written_today: u64,
     /// Nothing will be stored any more: see [`Store::failed`](super::Store::failed).
     pub failed: bool,
 }
@@ -245,6 +341,10 @@ pub struct Recovery {
     pub quarantined: Option<PathBuf>,
     /// What was readable of a damaged file was carried over into a new one.
     pub salvaged: bool,
+    /// The store was closed in order the last time, so that nothing in memory was lost.
+    pub clean: bool,
+    /// The store came from an older format.
+    pub upgraded_from: Option<u32>,
     /// Records that failed their check.
     pub corrupt_records: u64,
     /// Streams whose progress could not be read. The epoch has grown, so that no id repeats.
