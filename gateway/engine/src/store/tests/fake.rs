@@ -144,6 +144,12 @@ impl FakeDisk {
         file.dirty.clear();
     }
 
+    /// Puts a file on the device.
+    pub(super) fn place(&self, name: &str, bytes: &[u8]) {
+        let (device, cache) = (bytes.to_vec(), bytes.to_vec());
+        self.put(name, FakeFile { device, cache, dirty: Vec::new() });
+    }
+
     /// Removes a file from the device.
     pub(super) fn forget(&self, name: &str) {
         self.inner.lock().unwrap().files.remove(name).unwrap();

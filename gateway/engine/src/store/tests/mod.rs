@@ -6,9 +6,11 @@ mod encoding;
 mod fake;
 mod faults;
 mod flow;
+mod keeping;
 mod kill;
 mod relayout;
 mod rot;
+mod upgrade;
 
 use std::sync::Arc;
 
