@@ -9,7 +9,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tidegate_drivers::stats::Stats;
 use tidegate_drivers::{Delivered, Fault, North, Payload};
-use tidegate_engine::store::{Gap, Lanes, OutboxRow, StoreError};
+use tidegate_engine::store::{Gap, GapReason, Lanes, OutboxRow, StoreError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -64,6 +64,23 @@ impl Memory {
         let first = *self.end.borrow() + 1;
         self.state().rows.extend(rows(first, count).into_iter().map(|row| (row.position, row)));
         self.end.send_modify(|end| *end += count);
+    }
+
+    /// Drops everything up to `position`, as a bound does: a notice takes the last place.
+    pub(super) fn drop_upto(&self, position: u64) {
+        let mut state = self.state();
+        let first = state.rows.keys().next().copied().unwrap_or(position);
+        let gap = Gap { from: first, to: position, reason: GapReason::Dropped };
+        let live = state.lanes.take().map_or(0, |lanes| lanes.live);
+        let place = position.max(live);
+        state.rows.retain(|at, _| *at > place);
+        let row = rows(place, 1).remove(0);
+        let row = OutboxRow { gap: Some(gap), seq: gap.to, body: Bytes::new(), ..row };
+        state.rows.insert(place, row);
+        state.cursor = place - 1;
+        drop(state);
+        // Whoever waits looks again.
+        self.end.send_modify(|_| {});
     }
 
     /// Makes the notice of a gap durable.
@@ -150,7 +167,11 @@ impl Outbox for Handle {
 
     fn delivered_live(&self, upto: u64) {
         let mut state = self.0.state();
-        let split = state.lanes.expect("two lanes").split;
+        let Some(Lanes { split, .. }) = state.lanes else {
+            // The backlog has ended.
+            drop(state);
+            return self.delivered(upto);
+        };
         state.rows.retain(|position, _| *position <= split || *position > upto);
         if let Some(lanes) = &mut state.lanes {
             lanes.live = lanes.live.max(upto);

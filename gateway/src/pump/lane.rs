@@ -22,6 +22,8 @@ pub(super) struct Lane {
     pub(super) cursor: u64,
     /// The last position that belongs to the lane; none where it has no end.
     pub(super) upto: Option<u64>,
+    /// Records up to here were settled in another lane: only notices of gaps are left there.
+    pub(super) elsewhere: u64,
     /// Whether the record at the head ends connections.
     pub(super) suspicion: Suspicion,
     /// How often the record at the head was refused.
@@ -66,22 +68,31 @@ impl Lane {
         if !self.rows.is_empty() || self.is_over() {
             return Poll::Ready(Ok(()));
         }
-        let cursor = self.cursor;
-        let fetch = self.fetch.get_or_insert_with(|| outbox.next(cursor, rows_max, HELD_BYTES_MAX));
-        let fetched = ready!(fetch.as_mut().poll(context));
-        self.fetch = None;
-        self.rows = match fetched {
-            Ok(rows) => rows.into(),
-            Err(error) => return Poll::Ready(Err(error)),
-        };
-        if let Some(upto) = self.upto {
-            self.rows.truncate(self.held_upto(upto));
+        loop {
+            let cursor = self.cursor;
+            let fetch =
+                self.fetch.get_or_insert_with(|| outbox.next(cursor, rows_max, HELD_BYTES_MAX));
+            let fetched = ready!(fetch.as_mut().poll(context));
+            self.fetch = None;
+            let mut rows = match fetched {
+                Ok(rows) => rows,
+                Err(error) => return Poll::Ready(Err(error)),
+            };
+            let last = rows.last().map_or(cursor, |row| row.position);
+            let (upto, elsewhere) = (self.upto.unwrap_or(u64::MAX), self.elsewhere);
+            rows.retain(|row| {
+                row.position <= upto && (row.position > elsewhere || row.gap.is_some())
+            });
+            self.rows = rows.into();
             if self.rows.is_empty() {
-                // What was left of it is gone: dropped, or lost to bad flash.
-                self.cursor = upto;
+                // Nothing of this lane is left there: settled elsewhere, dropped, or lost to bad
+                // flash.
+                self.cursor = last.min(upto);
+            }
+            if !self.rows.is_empty() || self.is_over() {
+                return Poll::Ready(Ok(()));
             }
         }
-        Poll::Ready(Ok(()))
     }
 
     /// Lets go what is held: it is read again.

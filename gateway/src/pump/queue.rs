@@ -201,8 +201,12 @@ impl Queue {
             (Some(live), Some(lanes)) if self.main.upto == Some(lanes.split) => {
                 live.follow(lanes.live);
             }
-            (Some(_), _) => {
-                // What was left of the backlog was dropped.
+            (Some(live), _) => {
+                // What was left of the backlog was dropped. The notices of it stand before the
+                // cursor of the live lane.
+                live.elsewhere = live.cursor;
+                live.cursor = cursor;
+                live.forget();
                 self.main.cursor = self.main.upto.unwrap_or(cursor);
             }
             (None, Some(lanes)) if lanes.split > self.main.cursor.max(cursor) => {

@@ -395,6 +395,27 @@ async fn the_notice_of_a_gap_is_delivered_and_is_no_record() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn p07_what_a_bound_drops_of_a_backlog_is_told_though_live_records_passed_it() {
+    let plan = Plan { rate: Some(100.0), share: Some(0.5), newest: false };
+    let takes = (Duration::ZERO, MS);
+    let trial = Trial::start(Setting { waiting: 4_000, plan, takes, ..Setting::default() });
+    trial.live(200, 5 * SECOND).await;
+    let before = trial.positions();
+    trial.memory.drop_upto(4_000);
+    trial.live(200, SECOND).await;
+    sleep(SECOND).await;
+    let after = trial.positions().split_off(before.len());
+    // The notice of 4,000 comes once, and the live records go on without a hole.
+    let notices = after.iter().filter(|position| **position == 4_000).count();
+    assert_eq!(notices, 1, "{after:?}");
+    let live: Vec<_> = trial.positions().into_iter().filter(|position| *position > 4_000).collect();
+    assert_eq!(live.len(), 1_200);
+    assert!(live.is_sorted() && live.last() == Some(&5_200));
+    trial.assert_settled(5_200);
+    trial.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refused_notice_is_no_dead_letter() {
     let no = |position| (position == 9).then(|| Fault::Refused("no".to_owned()));
     let trial = Trial::start(Setting { answer: Box::new(no), ..Setting::default() });
