@@ -1,51 +1,77 @@
-//! The thread that owns the files: takes all that waits into one transaction, again and again.
+//! The thread that owns the files: takes all that waits into one frame, again and again.
 //!
-//! A failed transaction is never blindly repeated: the file is opened anew, the commit number in it
-//! says whether the transaction landed, and only if not the same work is written again. Panics of
+//! What a commit changes is decided once, in memory; the frame that says so is written until it is
+//! durable. After an error the same frame is written again, elsewhere in the ring if need be, and
+//! read back from the device before anybody is told. While nothing can be written, what comes is held
+//! in memory within a bound, and delivered from there; nobody is told that it is durable. Panics of
 //! redb stay in here. Knows no clock: when to commit comes from the queue.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use redb::Database;
-
-use super::border::{StoreError, StoreStats};
-use super::damage::{Damage, Trouble, contained, drop_contained};
+use super::book::{Book, Side};
+use super::border::{StoreError, StoreStats, Verified};
+use super::checkpoint::{checkpoint, fold};
+use super::damage::{Trouble, contained, drop_contained};
+use super::files::TREE;
+use super::format::decode_outbox;
 use super::inbox::Shared;
 use super::log;
 use super::outbox;
-use super::recovery::{self, Files, Opened, RECORDS, State, read_meta};
-use super::salvage::salvage;
+use super::recovery::{Opened, keep_reserve};
+use super::ring;
+use super::state::State;
 use super::transaction::Transaction;
-use super::work::{Ask, Work, answer};
+use super::work::{Answer, Ask, Work, answer};
 
-/// Times that one transaction is tried before the store gives up.
+/// Times that one frame is tried before it is left for the next flush.
 const ATTEMPTS_MAX: u32 = 3;
-/// Above this length redb's quick repair is on: repair after a crash reads the whole file
-/// otherwise (12.5 ms per MiB). Below it costs 16 kB a commit for nothing.
-const QUICK_REPAIR_ABOVE: u64 = 32 << 20;
+/// Bytes that are held in memory at most while nothing can be written.
+const MEMORY_BYTES_MAX: u64 = 8 << 20;
+/// Bytes of dead letters that wait for the checkpoint at most.
+const LETTER_BYTES_MAX: usize = 256 << 10;
+/// Microseconds of a day.
+const DAY_US: i64 = 86_400_000_000;
 
-/// What became of a transaction.
-enum Outcome {
-    Durable,
-    /// No room on the file system: to be tried again at the next flush.
-    Stalled,
+/// Who waits for a frame.
+struct Held {
+    sequence: u64,
+    answers: Vec<Answer>,
 }
 
 pub(super) struct Committer {
     shared: Arc<Shared>,
-    files: Files,
-    db: Option<Database>,
+    book: Book,
     state: State,
-    damage: Damage,
     stats: StoreStats,
+    held: VecDeque<Held>,
+    /// The next frame says everything, not only what changed: the tree could be made again from it.
+    snapshot_due: bool,
+    now: Option<i64>,
+    /// Bytes written when the day began, less what the day had before this process.
+    day_base: u64,
+    /// The oldest frames could not be folded: tried again with the next flush.
+    reclaim_failed: bool,
+    /// The tree says that the store was closed in order, and nothing was written since.
+    tree_is_clean: bool,
 }
 
 impl Committer {
     pub(super) fn new(shared: Arc<Shared>, opened: Opened) -> Self {
-        let Opened { files, db, state, damage, .. } = opened;
-        let stats = StoreStats::default();
-        Committer { shared, files, db: Some(db), state, damage, stats }
+        let Opened { book, state, recovery } = opened;
+        Committer {
+            shared,
+            book,
+            state,
+            stats: StoreStats::default(),
+            held: VecDeque::new(),
+            snapshot_due: true,
+            now: None,
+            day_base: 0,
+            reclaim_failed: false,
+            tree_is_clean: recovery.clean,
+        }
     }
 
     /// Works until the store is closed or fails; then everybody is told.
@@ -59,262 +85,414 @@ impl Committer {
         if let StoreError::Failed(reason) = &end {
             tracing::error!(reason, "the store has failed");
         }
+        for answer in self.held.drain(..).flat_map(|held| held.answers) {
+            answer(Err(end.clone()));
+        }
         // The lock is released before anybody hears that the store is closed.
         if !drop_contained(self) {
-            tracing::warn!("the store's file did not close cleanly");
+            tracing::warn!("the store's files did not close cleanly");
         }
         shared.finish(&end);
     }
 
     fn work(&mut self) -> Result<(), String> {
-        let mut stalled: Option<Work> = None;
         self.shared.show(self.figures());
         loop {
-            let turn = self.shared.wait(stalled.is_some());
-            let answered = turn.asks.into_iter().try_for_each(|ask| self.answer(ask));
-            if let Err(reason) = answered {
-                for work in [stalled, turn.work].into_iter().flatten() {
-                    fail(work, &reason);
-                }
-                return Err(reason);
+            let blocked = self.book.memory() >= MEMORY_BYTES_MAX;
+            let turn = self.shared.wait(blocked);
+            for ask in turn.asks {
+                self.answer(ask);
             }
-            let was_stalled = stalled.is_some();
-            let work = match (stalled.take(), turn.work) {
-                (Some(mut held), more) => {
-                    for (sink, upto) in more.into_iter().flat_map(|more| more.delivered) {
-                        let mark = held.delivered.entry(sink).or_default();
-                        *mark = upto.max(*mark);
-                    }
-                    if !turn.flush {
-                        stalled = Some(held);
-                        continue;
-                    }
-                    Some(held)
-                }
-                (None, work) => work,
-            };
-            if let Some(work) = work.filter(|work| self.is_needed(work)) {
-                match self.commit(&work) {
-                    Ok(Outcome::Durable) => {
-                        for pending in work.commits {
-                            answer(pending.ticket, Ok(()));
-                        }
-                    }
-                    Ok(Outcome::Stalled) if !turn.close => stalled = Some(work),
-                    Ok(Outcome::Stalled) => {
-                        fail(work, "no room on the file system");
-                        return Err("no room on the file system".to_owned());
-                    }
-                    Err(reason) => {
-                        fail(work, &reason);
-                        return Err(reason);
-                    }
+            let mut taken = None;
+            if let Some(mut work) = turn.work {
+                self.note_time(work.expire);
+                if self.is_needed(&work) {
+                    self.take(&mut work);
+                    taken = Some(work);
                 }
             }
-            // What came while the disk was full is still in the queue.
-            if turn.close && !was_stalled {
-                return Ok(());
+            if self.book.memory() > 0 && (self.stats.stalled.is_none() || turn.flush) {
+                self.persist();
+            }
+            if let Some(work) = &taken {
+                self.shared.publish(&self.state, self.figures(), work);
+            }
+            self.tell(taken);
+            if self.stats.stalled.is_none() && (turn.flush || !self.reclaim_failed) {
+                self.keep_room();
+            }
+            self.shared.show(self.figures());
+            if turn.close {
+                match &self.stats.stalled {
+                    Some(reason) => return Err(reason.clone()),
+                    None if !blocked => return self.end(),
+                    None => {}
+                }
             }
         }
+    }
+
+    /// The last checkpoint, so that the next start has nothing to take up. What is in the ring is
+    /// durable without it.
+    fn end(&mut self) -> Result<(), String> {
+        if self.book.sequence - 1 > self.state.meta.commit || !self.tree_is_clean {
+            self.note_written();
+            if let Err(trouble) = checkpoint(&mut self.book, &mut self.state, true) {
+                tracing::warn!(reason = trouble.text(), "no last checkpoint");
+            }
+        }
+        Ok(())
     }
 
     /// Whether there is anything to write: nothing is written when nothing happened.
     fn is_needed(&self, work: &Work) -> bool {
         let (state, claims) = (&self.state, self.shared.claims());
         let moved = |(name, upto): (&Arc<str>, &u64)| {
-            state.sinks.get(name).is_some_and(|sink| *upto > sink.cursor && sink.records() > 0)
+            state.sinks.get(name).is_some_and(|sink| *upto > sink.cursor && sink.open() > 0)
         };
         let is_old = |now: i64| {
             let aged = claims.layout.sinks.iter().filter_map(|s| Some((s, s.max_age_us?)));
             aged.into_iter().any(|(sink, age)| {
                 state.sinks.get(&sink.name).is_some_and(|sink| {
                     let limit = now.saturating_sub(age);
-                    sink.records() > 0 && sink.head_created.is_none_or(|created| created < limit)
+                    let head = sink.front.is_empty().then_some(sink.head_created).flatten();
+                    sink.records() > 0 && head.is_none_or(|created| created < limit)
                 })
             })
         };
         !work.commits.is_empty()
             || !work.refusals.is_empty()
-            || work.delivered.iter().any(moved)
+            || !work.orders.is_empty()
+            || work.delivered.iter().chain(&work.delivered_live).any(moved)
             || work.expire.is_some_and(is_old)
     }
 
-    /// Makes the work durable, through errors if need be.
-    fn commit(&mut self, work: &Work) -> Result<Outcome, String> {
-        let before = self.state.meta.commit;
-        let mut next = self.state.clone();
-        let mut attempt = 0;
-        let bytes = loop {
-            attempt += 1;
-            let result = self.try_commit(work, &mut next);
-            let trouble = match result {
-                Ok(bytes) => break bytes,
-                Err(trouble) => trouble,
-            };
-            self.note(&trouble);
-            let landed = self.recover(&trouble)?;
-            if landed == Some(before + 1) && next.meta.commit == before + 1 {
-                break 0;
-            }
-            if matches!(trouble, Trouble::Full(_)) {
-                self.shared.show(self.figures());
-                return Ok(Outcome::Stalled);
-            }
-            if attempt >= ATTEMPTS_MAX {
-                return Err(trouble.text().to_owned());
-            }
-            next = self.state.clone();
-        };
-        self.state = next;
-        self.stats.commits += 1;
-        self.stats.bytes_committed += bytes;
-        self.shared.publish(&self.state, self.figures(), work);
-        Ok(Outcome::Durable)
-    }
-
-    fn try_commit(&mut self, work: &Work, next: &mut State) -> Result<u64, Trouble> {
-        let Some(db) = &self.db else {
-            return Err(Trouble::Io("not open".to_owned()));
-        };
+    /// Applies the work: from now on it is in memory, in a frame that waits to be written.
+    fn take(&mut self, work: &mut Work) {
+        let before = self.state.clone();
         let claims = self.shared.claims();
-        let (damage, layout, max_bytes) = (&mut self.damage, &claims.layout, claims.max_bytes);
-        let quick = self.files.traffic.length.load(Ordering::Relaxed) > QUICK_REPAIR_ABOVE;
-        contained(|| {
-            let mut txn = db.begin_write()?;
-            txn.set_quick_repair(quick);
-            let before = next.clone();
-            let records = txn.open_table(RECORDS)?;
-            let mut transaction = Transaction { records, state: next, damage, layout, max_bytes };
-            let bytes = transaction.apply(work)?;
-            transaction.put_states(&before)?;
-            drop(transaction);
-            txn.commit()?;
-            Ok(bytes)
-        })
+        let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
+        let (book, state, now) = (&mut self.book, &mut self.state, self.now);
+        let mut transaction = Transaction { book, state, layout, max_bytes, now };
+        let orders = std::mem::take(&mut work.orders);
+        let answers = orders.into_iter().map(|order| transaction.order(order)).collect();
+        transaction.apply(work);
+        self.note_written();
+        let before = (!self.snapshot_due).then_some(&before);
+        self.state.note_changes(&mut self.book, before);
+        self.snapshot_due = false;
+        self.stats.bytes_committed += (self.book.draft.len() - ring::HEADER) as u64;
+        self.stats.commits += 1;
+        self.held.push_back(Held { sequence: self.book.sequence, answers });
+        self.book.close_draft();
     }
 
-    fn note(&mut self, trouble: &Trouble) {
-        tracing::error!(reason = trouble.text(), "the store's file failed; opening it again");
-        self.stats.last_error = Some(trouble.text().to_owned());
-    }
-
-    /// Opens the file anew, on what the device holds, and returns the commit number found there.
-    /// A broken file first gives up its readable records to a new one.
-    fn recover(&mut self, trouble: &Trouble) -> Result<Option<u64>, String> {
-        let mut damaged = matches!(trouble, Trouble::Damaged(_));
-        let mut last = trouble.clone();
-        for _ in 0..ATTEMPTS_MAX {
-            match self.reopen(damaged) {
-                Ok(commit) => {
-                    self.stats.reopened += 1;
-                    return Ok(commit);
+    /// Writes the frames that are only in memory; says in the figures what stands in the way.
+    fn persist(&mut self) {
+        let mut trouble = None;
+        for attempt in 0..ATTEMPTS_MAX {
+            let Err(met) = contained(|| self.write_frames(attempt)) else {
+                if self.stats.stalled.take().is_some() {
+                    tracing::info!("the store can write again");
                 }
-                Err(trouble) => {
-                    self.note(&trouble);
-                    damaged |= matches!(trouble, Trouble::Damaged(_));
-                    last = trouble;
+                return;
+            };
+            tracing::error!(reason = met.text(), attempt, "the store cannot write");
+            self.stats.last_error = Some(met.text().to_owned());
+            self.stats.reopened += 1;
+            self.book.files.forget();
+            let is_full = matches!(met, Trouble::Full(_));
+            trouble = Some(met);
+            if is_full {
+                break;
+            }
+        }
+        self.stats.stalled = trouble.map(|trouble| trouble.text().to_owned());
+    }
+
+    fn write_frames(&mut self, attempt: u32) -> Result<(), Trouble> {
+        while self.book.memory() > 0 {
+            let first = self.book.frames.partition_point(|frame| frame.memory.is_none());
+            let (mut head, mut tail) = (self.book.head, self.book.tail());
+            let capacity = self.book.files.ring_length;
+            let mut placed = Vec::new();
+            for frame in self.book.frames.iter().skip(first) {
+                // What failed twice in one place may have bad blocks under it.
+                if attempt > 1 && placed.is_empty() {
+                    head = (head + frame.length).min(capacity);
                 }
+                let Some(offset) = ring::place(capacity, tail, head, frame.length) else {
+                    break;
+                };
+                if let Some(memory) = &frame.memory {
+                    self.book.files.ring.write(offset, memory).map_err(io)?;
+                }
+                head = offset + frame.length;
+                tail = tail.or(Some(offset));
+                placed.push(offset);
             }
+            if placed.is_empty() {
+                return self.commit_by_checkpoint();
+            }
+            self.book.files.ring.sync_data().map_err(io)?;
+            if attempt > 0 || self.stats.stalled.is_some() {
+                self.verify_frames(first, &placed)?;
+            }
+            for (frame, offset) in self.book.frames.iter_mut().skip(first).zip(placed) {
+                (frame.offset, frame.memory) = (Some(offset), None);
+            }
+            self.book.head = head;
         }
-        Err(last.text().to_owned())
+        Ok(())
     }
 
-    fn reopen(&mut self, damaged: bool) -> Result<Option<u64>, Trouble> {
-        if let Some(db) = self.db.take()
-            && !drop_contained(db)
-        {
-            tracing::debug!("the failed file did not close cleanly");
-        }
-        let mut db = self.files.open_live()?;
-        let found = contained(|| read_meta(&db, &mut self.damage))?.map(|meta| meta.commit);
-        if damaged {
-            (db, _) = salvage(&self.files, db, &mut self.damage)?;
-            // What the memory knows is newer than what could be read: it goes into the new file,
-            // unless the failed transaction landed, which then wrote its states itself.
-            if found.is_none_or(|found| found <= self.state.meta.commit) {
-                recovery::write(&db, |records| self.state.put_all(records))?;
-            }
-        }
-        self.db = Some(db);
-        Ok(found)
-    }
-
-    /// Answers a question from the file, through failures. The figures are shown before the answer,
-    /// so that who has read past damage sees it counted.
-    fn answer(&mut self, ask: Ask) -> Result<(), String> {
-        match ask {
-            Ask::Next { sink, after, max_rows, max_bytes, reply } => {
-                let rows = self.read(|db, state, damage| {
-                    let Some(state) = state.sinks.get(&sink) else {
-                        return Ok((vec![], after));
-                    };
-                    let records = recovery::records(db)?;
-                    outbox::read(&records, &sink, state, after, max_rows, max_bytes, damage)
-                })?;
-                self.shared.show(self.figures());
-                answer(reply, Ok(rows));
-            }
-            Ask::Log { table, from, max_rows, reply } => {
-                let rows = self.read(|db, state, damage| {
-                    let Some(log) = state.tables.get(&table) else {
-                        return Ok(vec![]);
-                    };
-                    let none = vec![];
-                    let schemas = state.schemas.get(&table).unwrap_or(&none);
-                    let records = recovery::records(db)?;
-                    log::read(&records, &table, log, schemas, from, max_rows, damage)
-                })?;
-                self.shared.show(self.figures());
-                answer(reply, Ok(rows));
-            }
-            Ask::Alive { reply } => answer(reply, Ok(())),
-            Ask::Rejected { sink, limit, reply } => {
-                let letters = self.read(|db, _, damage| {
-                    outbox::letters(&recovery::records(db)?, &sink, limit, damage)
-                })?;
-                self.shared.show(self.figures());
-                answer(reply, Ok(letters));
+    /// After an error a sync that succeeds proves nothing: what is on the device is read.
+    fn verify_frames(&mut self, first: usize, placed: &[u64]) -> Result<(), Trouble> {
+        self.book.files.reopen_ring().map_err(io)?;
+        for (frame, offset) in self.book.frames.iter().skip(first).zip(placed) {
+            let Some(memory) = &frame.memory else { continue };
+            let mut found = vec![0; memory.len()];
+            self.book.files.ring.read(*offset, &mut found).map_err(io)?;
+            if found != *memory {
+                return Err(Trouble::Io("what was synced is not on the device".to_owned()));
             }
         }
         Ok(())
     }
 
-    fn read<T>(
-        &mut self,
-        question: impl Fn(&Database, &State, &mut Damage) -> Result<T, Trouble>,
-    ) -> Result<T, String> {
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
-            let result = match &self.db {
-                Some(db) => contained(|| question(db, &self.state, &mut self.damage)),
-                None => Err(Trouble::Io("not open".to_owned())),
-            };
-            let trouble = match result {
-                Ok(found) => return Ok(found),
-                Err(trouble) => trouble,
-            };
-            self.note(&trouble);
-            if attempt >= ATTEMPTS_MAX {
-                return Err(trouble.text().to_owned());
+    /// For frames that have no place in the ring: their rows go to shelves, their states into the
+    /// tree, and they need not be written.
+    fn commit_by_checkpoint(&mut self) -> Result<(), Trouble> {
+        self.fold_or_drop(self.book.sequence)?;
+        self.checkpoint()
+    }
+
+    /// Tells those whose frames are durable, and lets go of the queue slots of the others.
+    fn tell(&mut self, work: Option<Work>) {
+        if let Some(work) = work {
+            let tickets = work.commits.into_iter().map(|pending| {
+                let ticket = pending.ticket;
+                Box::new(move |end| answer(ticket, end)) as Answer
+            });
+            if let Some(held) = self.held.back_mut() {
+                held.answers.extend(tickets);
             }
-            self.recover(&trouble)?;
+        }
+        let waiting = self.book.frames.iter().find(|frame| frame.memory.is_some());
+        let durable = waiting.map_or(self.book.sequence, |frame| frame.sequence);
+        while self.held.front().is_some_and(|held| held.sequence < durable) {
+            for answer in self.held.pop_front().into_iter().flat_map(|held| held.answers) {
+                answer(Ok(()));
+            }
         }
     }
 
+    /// Keeps at least half of the ring free.
+    fn keep_room(&mut self) {
+        let capacity = self.book.files.ring_length;
+        let letters = self.book.letters.values().flat_map(|letters| letters.values());
+        let waiting: usize = letters.map(|letter| letter.body.as_ref().map_or(0, Vec::len)).sum();
+        self.book.files.shelves.sweep();
+        self.book.free(self.state.meta.commit);
+        if self.book.used() <= capacity / 2 && waiting <= LETTER_BYTES_MAX {
+            self.reclaim_failed = false;
+            return;
+        }
+        let mut kept = 0;
+        let stays = |frame: &&super::book::Frame| {
+            kept += frame.length;
+            kept <= capacity / 4
+        };
+        let keep_from =
+            self.book.frames.iter().rev().take_while(stays).last().map(|frame| frame.sequence);
+        let keep_from = keep_from.unwrap_or(self.book.sequence);
+        let outcome = contained(|| {
+            self.fold_or_drop(keep_from)?;
+            self.checkpoint()
+        });
+        self.reclaim_failed = outcome.is_err();
+        if let Err(trouble) = outcome {
+            tracing::error!(reason = trouble.text(), "the ring cannot be freed yet");
+            self.stats.last_error = Some(trouble.text().to_owned());
+        }
+    }
+
+    fn checkpoint(&mut self) -> Result<(), Trouble> {
+        self.note_written();
+        checkpoint(&mut self.book, &mut self.state, false)?;
+        self.snapshot_due = true;
+        self.tree_is_clean = false;
+        keep_reserve(&*self.book.files.disk, self.book.files.ring_length);
+        Ok(())
+    }
+
+    /// Moves rows to shelves. Where the disk has no room for them the policies decide what gives
+    /// way, and what that frees is used.
+    fn fold_or_drop(&mut self, keep_from: u64) -> Result<(), Trouble> {
+        loop {
+            let trouble = match fold(&mut self.book, &self.state, keep_from) {
+                Ok(()) => return Ok(()),
+                Err(trouble) => trouble,
+            };
+            if !matches!(trouble, Trouble::Full(_)) {
+                return Err(trouble);
+            }
+            self.stats.last_error = Some(trouble.text().to_owned());
+            let claims = self.shared.claims();
+            let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
+            let (book, state, now) = (&mut self.book, &mut self.state, self.now);
+            let mut transaction = Transaction { book, state, layout, max_bytes, now };
+            if !transaction.give_way(GIVE_WAY_BYTES) {
+                return Err(trouble);
+            }
+            // What was dropped is in no frame: the next one says everything.
+            self.snapshot_due = true;
+            self.book.files.shelves.sweep();
+        }
+    }
+
+    fn note_time(&mut self, now: Option<i64>) {
+        let Some(now) = now else { return };
+        self.now = Some(now);
+        let day = now.div_euclid(DAY_US);
+        if day != self.state.meta.day {
+            self.note_written();
+            self.day_base = self.written();
+            self.state.meta.day = day;
+            self.state.meta.written_today = 0;
+        }
+    }
+
+    fn written(&self) -> u64 {
+        self.book.files.traffic.written.load(Ordering::Relaxed)
+    }
+
+    fn note_written(&mut self) {
+        let written = self.written();
+        self.state.meta.written_today += written.saturating_sub(self.day_base);
+        self.day_base = written;
+    }
+
+    /// Answers a question. The figures are shown before the answer, so that who has read past damage
+    /// sees it counted.
+    fn answer(&mut self, ask: Ask) {
+        match ask {
+            Ask::Next { sink, after, max_rows, max_bytes, reply } => {
+                let rows = match self.state.sinks.get(&sink) {
+                    Some(state) => {
+                        outbox::read(&mut self.book, &sink, state, after, max_rows, max_bytes)
+                    }
+                    None => (vec![], after),
+                };
+                self.shared.show(self.figures());
+                answer(reply, Ok(rows));
+            }
+            Ask::Log { table, from, max_rows, reply } => {
+                let none = log::Schemas::new();
+                let schemas = self.state.schemas.get(&table).unwrap_or(&none);
+                let rows = match self.state.tables.get(&table) {
+                    Some(log) => log::read(&mut self.book, &table, log, schemas, from, max_rows),
+                    None => vec![],
+                };
+                self.shared.show(self.figures());
+                answer(reply, Ok(rows));
+            }
+            Ask::Alive { reply } => answer(reply, Ok(())),
+            Ask::Rejected { sink, limit, reply } => {
+                let letters = self.book.letters.get(&sink);
+                let newest = letters.into_iter().flat_map(|l| l.keys().rev().take(limit).copied());
+                let mut positions: Vec<u64> = newest.collect();
+                positions.reverse();
+                let letters = contained(|| {
+                    let records = self.book.files.records()?;
+                    outbox::letters(&records, &mut self.book, &sink, &positions)
+                });
+                self.shared.show(self.figures());
+                answer(reply, letters.map_err(|trouble| self.unreadable(&trouble)));
+            }
+            Ask::Verify { reply } => {
+                let verified = contained(|| self.verify());
+                self.shared.show(self.figures());
+                answer(reply, verified.map_err(|trouble| self.unreadable(&trouble)));
+            }
+            Ask::Compact { reply } => {
+                let compacted = contained(|| self.compact());
+                self.shared.show(self.figures());
+                answer(reply, compacted.map_err(|trouble| self.unreadable(&trouble)));
+            }
+        }
+    }
+
+    fn unreadable(&self, trouble: &Trouble) -> StoreError {
+        let (path, reason) = (self.book.files.disk.path(TREE), trouble.text().to_owned());
+        StoreError::Unreadable { path, reason }
+    }
+
+    fn verify(&mut self) -> Result<Verified, Trouble> {
+        let mut rows = 0;
+        for side in [Side::Outbox, Side::Log] {
+            let names: Vec<Arc<str>> = self.book.queues(side).keys().cloned().collect();
+            for name in names {
+                let pieces = self.book.queues(side).get(&name).map(|queue| queue.pieces.clone());
+                for piece in pieces.into_iter().flatten() {
+                    let body = self.book.body(side, &name, &piece);
+                    let count = body.and_then(|body| match side {
+                        Side::Outbox => Some(decode_outbox(piece.first, &body)?.len()),
+                        Side::Log => {
+                            let schemas = self.state.schemas.get(&name)?;
+                            Some(log::decode(schemas, &body)?.num_rows())
+                        }
+                    });
+                    match count {
+                        Some(count) => rows += count as u64,
+                        None => {
+                            self.book.damage.gap(side.kind(), &name, piece.first, piece.end());
+                        }
+                    }
+                }
+            }
+        }
+        let sinks: Vec<Arc<str>> = self.book.letters.keys().cloned().collect();
+        for sink in sinks {
+            let letters = self.book.letters.get(&sink);
+            let positions: Vec<u64> = letters.into_iter().flat_map(|l| l.keys().copied()).collect();
+            let records = self.book.files.records()?;
+            outbox::letters(&records, &mut self.book, &sink, &positions)?;
+        }
+        let damage = &self.book.damage;
+        Ok(Verified { rows, corrupt_records: damage.records, corrupt_rows: damage.rows })
+    }
+
+    fn compact(&mut self) -> Result<(u64, u64), Trouble> {
+        let before = self.figures().file_bytes;
+        if self.book.memory() == 0 {
+            self.checkpoint()?;
+        }
+        if let Some(tree) = &mut self.book.files.tree {
+            let compacted = tree.compact();
+            compacted.map_err(|error| Trouble::Io(error.to_string()))?;
+        }
+        Ok((before, self.figures().file_bytes))
+    }
+
     fn figures(&self) -> StoreStats {
+        let files = &self.book.files;
+        let tree = files.traffic.tree_length.load(Ordering::Relaxed);
+        let today = self.written().saturating_sub(self.day_base);
         StoreStats {
-            bytes_written: self.files.traffic.written.load(Ordering::Relaxed),
-            file_bytes: self.files.traffic.length.load(Ordering::Relaxed),
-            corrupt_records: self.damage.records,
-            corrupt_rows: self.damage.rows,
+            bytes_written: self.written(),
+            written_today: self.state.meta.written_today + today,
+            file_bytes: tree + files.ring_length + files.shelves.bytes(),
+            corrupt_records: self.book.damage.records,
+            corrupt_rows: self.book.damage.rows,
             ..self.stats.clone()
         }
     }
 }
 
-fn fail(work: Work, reason: &str) {
-    for pending in work.commits {
-        answer(pending.ticket, Err(StoreError::Failed(reason.to_owned())));
-    }
+/// Bytes that give way at a time when the disk has no room.
+const GIVE_WAY_BYTES: u64 = 1 << 20;
+
+fn io(error: std::io::Error) -> Trouble {
+    Trouble::from(redb::Error::Io(error))
 }

@@ -28,13 +28,19 @@ pub(super) trait Disk: Debug + Send + Sync {
     /// The length of a file, or `None` where there is none.
     fn length(&self, name: &str) -> io::Result<Option<u64>>;
 
-    /// Opens a file for the tree; with `create` an empty one in place of any that is there.
+    /// Opens a file; with `create` an empty one in place of any that is there.
     /// What is read afterwards comes from the device, not from pages that a failed sync left clean.
     fn open(&self, name: &str, create: bool) -> io::Result<Box<dyn StorageBackend>>;
 
     /// Gives a file the name `to`, replacing what had it, durably. With `aside`, what had the name
     /// `to` is found under `aside` afterwards; at no moment is there nothing under `to`.
     fn publish(&self, from: &str, to: &str, aside: Option<&str>) -> io::Result<()>;
+
+    /// The names of all files in the folder.
+    fn names(&self) -> io::Result<Vec<String>>;
+
+    /// Makes the names of new files durable.
+    fn sync_names(&self) -> io::Result<()>;
 
     /// Removes a file if it is there.
     fn remove(&self, name: &str) -> io::Result<()>;
@@ -116,6 +122,15 @@ impl Disk for Folder {
         self.sync()
     }
 
+    fn sync_names(&self) -> io::Result<()> {
+        self.sync()
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(&self.0)?;
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
     fn remove(&self, name: &str) -> io::Result<()> {
         found(fs::remove_file(self.path(name))).map(drop)
     }
@@ -148,11 +163,13 @@ impl Disk for Folder {
     }
 }
 
-/// What went through a backend, for figures.
+/// What went through the backends, for figures.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
+    /// Bytes written to any file.
     pub(super) written: AtomicU64,
-    pub(super) length: AtomicU64,
+    /// Length of the tree's file.
+    pub(super) tree_length: AtomicU64,
 }
 
 /// Passes everything on and counts it.
@@ -160,12 +177,22 @@ pub(super) struct Traffic {
 pub(super) struct Counted {
     pub(super) inner: Box<dyn StorageBackend>,
     pub(super) traffic: Arc<Traffic>,
+    /// Whether this is the file of the tree, whose length is a figure.
+    pub(super) is_tree: bool,
+}
+
+impl Counted {
+    fn note_length(&self, length: u64) {
+        if self.is_tree {
+            self.traffic.tree_length.store(length, Ordering::Relaxed);
+        }
+    }
 }
 
 impl StorageBackend for Counted {
     fn len(&self) -> io::Result<u64> {
         let length = self.inner.len()?;
-        self.traffic.length.store(length, Ordering::Relaxed);
+        self.note_length(length);
         Ok(length)
     }
 
@@ -175,7 +202,7 @@ impl StorageBackend for Counted {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.inner.set_len(len)?;
-        self.traffic.length.store(len, Ordering::Relaxed);
+        self.note_length(len);
         Ok(())
     }
 

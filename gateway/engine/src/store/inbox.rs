@@ -14,8 +14,8 @@ use super::border::{
 };
 use super::format::row_bytes;
 use super::outbox;
-use super::recovery::State;
-use super::work::{Ask, Pending, Refusal, Work, answer, droppable};
+use super::state::State;
+use super::work::{Ask, Order, Pending, Refusal, Work, answer, droppable};
 use crate::bytes::batch_bytes;
 
 /// Refusals that wait at most before they make a commit due.
@@ -261,7 +261,9 @@ impl Shared {
             || inbox.bytes >= self.commit_bytes
             || inbox.work.commits.len() * 2 > self.queue
             || inbox.work.refusals.len() >= REJECTS_MAX
-            || (inbox.blocked > 0 && !inbox.work.delivered.is_empty())
+            || !inbox.work.orders.is_empty()
+            || (inbox.blocked > 0
+                && !(inbox.work.delivered.is_empty() && inbox.work.delivered_live.is_empty()))
     }
 
     pub(super) fn ask(&self, ask: Ask) -> Result<(), StoreError> {
@@ -285,13 +287,37 @@ impl Shared {
         lock(&self.inbox).work.expire = Some(now);
     }
 
-    pub(super) fn delivered(&self, sink: &str, upto: u64) {
+    /// Queues an order; it makes a commit due.
+    pub(super) fn order(&self, order: Order) -> Result<(), StoreError> {
+        let mut inbox = lock(&self.inbox);
+        if inbox.close || self.end.borrow().is_some() {
+            return Err(self.ended());
+        }
+        inbox.work.orders.push(order);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// The name of a sink that the store holds or the layout names.
+    pub(super) fn sink_name(&self, sink: &str) -> Result<Arc<str>, StoreError> {
+        let claims = self.claims();
+        let view = lock(&self.view);
+        let claimed = claims.durable.get_key_value(sink).map(|(name, _)| name);
+        claimed
+            .or_else(|| view.state.sinks.get_key_value(sink).map(|(name, _)| name))
+            .cloned()
+            .ok_or_else(|| StoreError::Unknown(format!("sink {sink}")))
+    }
+
+    pub(super) fn delivered(&self, sink: &str, upto: u64, live: bool) {
         let claims = self.claims();
         let Some((name, _)) = claims.durable.get_key_value(sink) else {
             return;
         };
         let mut inbox = lock(&self.inbox);
-        let mark = inbox.work.delivered.entry(name.clone()).or_default();
+        let Work { delivered, delivered_live, .. } = &mut inbox.work;
+        let marks = if live { delivered_live } else { delivered };
+        let mark = marks.entry(name.clone()).or_default();
         *mark = upto.max(*mark);
         if self.is_due(&inbox) {
             self.wake.notify_one();
@@ -318,25 +344,20 @@ impl Shared {
         self.room.notify_waiters();
     }
 
-    /// Waits for something to do. With `stalled` new commits stay in the queue and marks of
-    /// delivery are handed over, for the work that could not be written.
-    pub(super) fn wait(&self, stalled: bool) -> Turn {
+    /// Waits for something to do. While the thread is `blocked`, because it holds as much in memory
+    /// as it may, everything else stays in the queue.
+    pub(super) fn wait(&self, blocked: bool) -> Turn {
         let mut inbox = lock(&self.inbox);
         loop {
-            let due = !stalled && self.is_due(&inbox);
+            let due = !blocked && self.is_due(&inbox);
             if !inbox.asks.is_empty() || due || inbox.flush || inbox.close {
                 break;
             }
             inbox = self.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
         }
-        let flush = inbox.flush || inbox.close;
-        let take = flush || (!stalled && self.is_due(&inbox));
+        let flush = std::mem::take(&mut inbox.flush) || inbox.close;
+        let take = !blocked && (flush || self.is_due(&inbox));
         let work = take.then(|| {
-            inbox.flush = false;
-            if stalled {
-                let delivered = std::mem::take(&mut inbox.work.delivered);
-                return Work { delivered, ..Work::default() };
-            }
             inbox.bytes = 0;
             inbox.waits = 0;
             std::mem::take(&mut inbox.work)
@@ -344,7 +365,7 @@ impl Shared {
         Turn { asks: std::mem::take(&mut inbox.asks), work, flush, close: inbox.close }
     }
 
-    /// Shows what is durable now; `work` is what made it so.
+    /// Shows what can be read now; `work` is what made it so.
     pub(super) fn publish(&self, state: &State, figures: StoreStats, work: &Work) {
         let mut inbox = lock(&self.inbox);
         for rows in work.commits.iter().flat_map(|pending| &pending.commit.outbox) {
@@ -385,6 +406,9 @@ impl Shared {
         for pending in work.commits {
             answer(pending.ticket, Err(reason.clone()));
         }
+        for order in work.orders {
+            order.what.refuse(reason);
+        }
         for ask in asks {
             ask.refuse(reason);
         }
@@ -420,17 +444,26 @@ impl Shared {
         let Some(state) = view.state.sinks.get(sink) else {
             return Backlog::default();
         };
-        let settled = marked.min(state.next - 1).max(state.cursor);
-        let records = state.next - 1 - settled;
+        // Those of which the mark is not durable yet among them, so that the sum never dips.
+        let settled = match state.lanes {
+            Some(lanes) => marked.min(lanes.split).max(state.cursor),
+            None => marked.min(state.next - 1).max(state.cursor),
+        };
+        let passed = (settled - state.cursor).saturating_sub(state.front.len() as u64);
+        let records = state.records().saturating_sub(passed);
         Backlog {
             records,
             bytes: if records == 0 { 0 } else { state.bytes },
             oldest_created: state.head_created.filter(|_| records > 0),
-            // Those of which the mark is not durable yet among them, so that the sum never dips.
-            delivered: state.delivered + (settled - state.cursor),
+            delivered: state.delivered + (state.records() - records),
             dropped: state.dropped,
+            expired: state.expired,
             rejected: state.rejected,
             lost: state.lost,
+            gaps: state.gaps,
+            letters: state.letters,
+            lanes: state.lanes,
+            paused: state.paused,
         }
     }
 

@@ -4,28 +4,38 @@
 //! and bytes: no protocol, no SQL, no clock ("now" and the commit timer come from outside).
 //!
 //! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox` and `log`
-//! how, `format` and `rows` in which bytes; `recovery` and `salvage` start from whatever is there.
+//! how, `book` where it lies, `format` and `rows` in which bytes. A commit is one frame in the `ring`;
+//! `checkpoint` moves what stays to a `shelf` and notes it in a redb tree. `recovery` starts from
+//! whatever is there, `replay` takes up the frames, `upgrade` an older format.
 
+mod book;
 mod border;
+mod checkpoint;
 mod committer;
 mod damage;
 mod disk;
+mod files;
 mod format;
 mod inbox;
 mod log;
 mod outbox;
 mod recovery;
+mod replay;
+mod ring;
 mod rows;
-mod salvage;
+mod shelf;
+mod state;
 mod transaction;
+mod upgrade;
 mod work;
 
 #[cfg(test)]
 mod tests;
 
 pub use border::{
-    Backlog, Commit, Layout, LogRows, OutboxRow, OutboxRows, Recovery, Rejected, SinkLayout,
-    StoreError, StoreOptions, StoreStats, StreamProgress, TableLayout, Ticket, WhenFull,
+    Backlog, Commit, Gap, GapReason, Lanes, Layout, LogRows, OutboxRow, OutboxRows, Recovery,
+    Rejected, SinkLayout, StoreError, StoreOptions, StoreStats, StreamProgress, TableContents,
+    TableLayout, Ticket, Verified, WhenFull,
 };
 
 use std::sync::Arc;
@@ -38,7 +48,7 @@ use tokio::sync::oneshot;
 use committer::Committer;
 use disk::{Disk, Folder};
 use inbox::Shared;
-use work::{Ask, Reply};
+use work::{Ask, Order, Reply, What};
 
 /// A handle to the open store. Clones are the same store; when the last one is dropped, what waits
 /// is committed and the files are closed, without anybody to hear how it went.
@@ -83,7 +93,7 @@ impl Store {
         options: &StoreOptions,
         layout: Layout,
     ) -> Result<(Store, Recovery), StoreError> {
-        let path = disk.path(recovery::LIVE);
+        let path = disk.path(files::TREE);
         let opened = recovery::open(disk, options, &layout)?;
         let recovery = opened.recovery.clone();
         let state = Arc::new(opened.state.clone());
@@ -203,7 +213,30 @@ impl Store {
     /// Says that the far side has taken every row up to `upto`. Cheap; durable with the next
     /// commit or flush. Positions that are already settled change nothing.
     pub fn delivered(&self, sink: &str, upto: u64) {
-        self.shared.delivered(sink, upto);
+        self.shared.delivered(sink, upto, false);
+    }
+
+    /// As [`Store::delivered`], for the live lane: positions beyond its `split`. After the backlog
+    /// has ended it is the same.
+    pub fn delivered_live(&self, sink: &str, upto: u64) {
+        self.shared.delivered(sink, upto, true);
+    }
+
+    /// Begins a live lane behind the last durable row of a sink. Where there are two lanes already
+    /// nothing changes; where nothing waits there is none (`None`). Cancel safe.
+    pub async fn split(&self, sink: &str) -> Result<Option<Lanes>, StoreError> {
+        self.order(sink, |reply| What::Split { reply }).await
+    }
+
+    /// The lanes of a sink, while there are two.
+    pub fn lanes(&self, sink: &str) -> Option<Lanes> {
+        self.shared.state().sinks.get(sink)?.lanes
+    }
+
+    /// Notes durably whether a sink is paused. The store goes on giving rows out: keeping them back
+    /// is for whoever delivers. Cancel safe.
+    pub async fn pause(&self, sink: &str, paused: bool) -> Result<(), StoreError> {
+        self.order(sink, |reply| What::Pause { paused, reply }).await
     }
 
     /// Says that the far side refused the row at `position` for good, and took every row before
@@ -217,6 +250,62 @@ impl Store {
     pub async fn rejected(&self, sink: &str, limit: usize) -> Result<Vec<Rejected>, StoreError> {
         let sink = Arc::from(sink);
         self.ask(|reply| Ask::Rejected { sink, limit, reply }).await
+    }
+
+    /// Puts dead letters, by the position they had, back at the end of the outbox under the ids that
+    /// they had; no positions are all of them. Returns how many. Cancel safe.
+    pub async fn redrive(&self, sink: &str, positions: Vec<u64>) -> Result<u64, StoreError> {
+        self.order(sink, |reply| What::Letters { positions, again: true, reply }).await
+    }
+
+    /// Forgets dead letters for good; no positions are all of them. Returns how many. Cancel safe.
+    pub async fn discard(&self, sink: &str, positions: Vec<u64>) -> Result<u64, StoreError> {
+        self.order(sink, |reply| What::Letters { positions, again: false, reply }).await
+    }
+
+    /// A durable counter: the sum of what commits have added to it.
+    pub fn count(&self, name: &str) -> u64 {
+        self.shared.state().counts.get(name).copied().unwrap_or(0)
+    }
+
+    /// All durable counters, in the order of their names.
+    pub fn counts(&self) -> Vec<(Arc<str>, u64)> {
+        let state = self.shared.state();
+        state.counts.iter().map(|(name, count)| (name.clone(), *count)).collect()
+    }
+
+    /// The tables that the store holds, also those that no layout names.
+    pub fn tables(&self) -> Vec<TableContents> {
+        let state = self.shared.state();
+        let tables = state.tables.iter().map(|(name, table)| TableContents {
+            name: name.clone(),
+            start: table.start,
+            end: table.end,
+            bytes: table.bytes,
+            dropped: table.dropped,
+        });
+        tables.collect()
+    }
+
+    /// The sinks that the store holds, also those that no layout names.
+    pub fn sinks(&self) -> Vec<Arc<str>> {
+        self.shared.state().sinks.keys().cloned().collect()
+    }
+
+    /// The streams of which the store has progress.
+    pub fn streams(&self) -> Vec<Arc<str>> {
+        self.shared.state().progress.keys().cloned().collect()
+    }
+
+    /// Reads everything that is stored and checks it. Nothing else is done meanwhile. Cancel safe.
+    pub async fn verify(&self) -> Result<Verified, StoreError> {
+        self.ask(|reply| Ask::Verify { reply }).await
+    }
+
+    /// Gives unused room in the files back; returns their bytes before and after. Nothing else is
+    /// done meanwhile. Cancel safe.
+    pub async fn compact(&self) -> Result<(u64, u64), StoreError> {
+        self.ask(|reply| Ask::Compact { reply }).await
     }
 
     /// What waits for a sink. Rows that are delivered but not yet durably so do not wait.
@@ -253,6 +342,17 @@ impl Store {
             Some(StoreError::Failed(reason)) => Err(StoreError::Failed(reason)),
             _ => Ok(()),
         }
+    }
+
+    async fn order<T>(
+        &self,
+        sink: &str,
+        what: impl FnOnce(Reply<T>) -> What,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let sink = self.shared.sink_name(sink)?;
+        self.shared.order(Order { sink, what: what(reply) })?;
+        answer.await.unwrap_or_else(|_| Err(self.shared.ended()))
     }
 
     async fn ask<T>(&self, ask: impl FnOnce(Reply<T>) -> Ask) -> Result<T, StoreError> {

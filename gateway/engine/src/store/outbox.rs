@@ -1,23 +1,23 @@
-//! One sink's outbox: rows at contiguous positions, stored in chunks, settled from the front.
+//! One sink's outbox: rows at contiguous positions, stored in pieces, settled from the front.
 //!
-//! The cursor is a contiguous low-water mark: each row below it was delivered, dropped, rejected
-//! or lost, and is counted as one of these. Positions that cannot be read back are lost rows; a
-//! chunk that fails its check never stops the rows behind it. Works inside a transaction of its
-//! caller; knows no file and no time.
+//! The cursor is a contiguous low-water mark: each position below it was delivered, dropped, rejected
+//! or lost, and is counted as one of these. Positions that cannot be read back are lost rows; a piece
+//! that fails its check never stops the rows behind it. What is dropped leaves a notice in its place,
+//! one for each stream. A live lane settles positions behind `split` ahead of the cursor. Changes
+//! the book and the state, and cannot fail; knows no file and no time.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use redb::{ReadableTable, Table};
-
-use super::border::{OutboxRow, OutboxRows, Rejected, SinkLayout, WhenFull};
+use super::book::{Book, Letter, Side};
+use super::border::{Gap, GapReason, Lanes, OutboxRow, OutboxRows, Rejected, SinkLayout, WhenFull};
 use super::damage::{Damage, Trouble};
+use super::files::ReadRecords;
 use super::format::{
-    CHUNK_BYTES, Kind, SinkState, decode_letter, decode_outbox, encode_letter, encode_outbox, key,
-    row_bytes, seal, split_key, unseal,
+    CHUNK_BYTES, Kind, Notice, SEAL_BYTES, SinkState, decode_letter, decode_outbox, encode_letter,
+    encode_outbox, key, unseal, weight,
 };
-
-/// The one tree of the store, open for writing.
-pub(super) type Records<'txn> = Table<'txn, &'static [u8], &'static [u8]>;
 
 /// Dead letters that are kept per sink; the oldest gives way.
 pub(super) const LETTERS_MAX: u64 = 1_000;
@@ -26,154 +26,324 @@ pub(super) const LETTERS_MAX: u64 = 1_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Delivered,
-    Dropped,
+    Gone(GapReason),
     Rejected,
 }
 
-/// Visits the chunks from the one that holds position `from` on: `None` is one that failed its
-/// check, wherever its key says it belongs.
-fn for_each_chunk(
-    records: &impl ReadableTable<&'static [u8], &'static [u8]>,
-    sink: &str,
-    from: u64,
-    damage: &mut Damage,
-    mut visit: impl FnMut(Option<&[OutboxRow]>) -> ControlFlow<()>,
-) -> Result<(), Trouble> {
-    let (low, at, high) = (
-        key(Kind::Outbox, sink, 0),
-        key(Kind::Outbox, sink, from),
-        key(Kind::Outbox, sink, u64::MAX),
-    );
-    let start = match records.range::<&[u8]>(low.as_slice()..=at.as_slice())?.next_back() {
-        Some(entry) => entry?.0.value().to_vec(),
-        None => at,
-    };
-    for entry in records.range::<&[u8]>(start.as_slice()..=high.as_slice())? {
-        let (key, value) = entry?;
-        let rows = split_key(key.value()).and_then(|(_, _, first)| {
-            unseal(key.value(), value.value()).and_then(|body| decode_outbox(first, body))
-        });
-        if rows.is_none() {
-            damage.bad(key.value(), value.value());
-        }
-        if visit(rows.as_deref()).is_break() {
-            break;
-        }
-    }
-    Ok(())
+/// The notices at the front as rows.
+fn front_rows(state: &SinkState) -> Vec<OutboxRow> {
+    (state.cursor + 1..)
+        .zip(&state.front)
+        .map(|(position, notice)| OutboxRow {
+            position,
+            epoch: notice.epoch,
+            stream: notice.stream.clone(),
+            seq: notice.gap.to,
+            body: bytes::Bytes::new(),
+            window: None,
+            created: notice.created,
+            gap: Some(notice.gap),
+        })
+        .collect()
 }
 
-/// Moves the cursor to `upto` and removes the chunks that it has passed. A position at or below
-/// the cursor changes nothing; one beyond the end is the end.
-pub(super) fn settle(
-    records: &mut Records<'_>,
+/// Visits the stored rows from position `from` on, a piece at a time: `None` is one that failed its
+/// check.
+fn for_each_piece(
+    book: &mut Book,
+    sink: &str,
+    from: u64,
+    mut visit: impl FnMut(Option<&[OutboxRow]>) -> ControlFlow<()>,
+) {
+    let Some(queue) = book.outboxes.get(sink) else {
+        return;
+    };
+    for index in queue.index_of(from).. {
+        let piece = book.outboxes.get(sink).and_then(|queue| queue.pieces.get(index)).copied();
+        let Some(piece) = piece else {
+            return;
+        };
+        let body = book.body(Side::Outbox, sink, &piece);
+        let rows = body.and_then(|body| decode_outbox(piece.first, &body));
+        if visit(rows.as_deref()).is_break() {
+            return;
+        }
+    }
+}
+
+/// Visits every open row behind `after`, in order.
+fn for_each_open(
+    book: &mut Book,
+    sink: &str,
+    state: &SinkState,
+    after: u64,
+    mut visit: impl FnMut(&OutboxRow) -> ControlFlow<()>,
+) {
+    for row in front_rows(state).iter().filter(|row| row.position > after) {
+        if visit(row).is_break() {
+            return;
+        }
+    }
+    let from = after.max(state.cursor + state.front.len() as u64) + 1;
+    for_each_piece(book, sink, from, |rows| {
+        for row in rows.unwrap_or_default() {
+            let open = row.position >= from && !state.is_ahead(row.position);
+            if open && visit(row).is_break() {
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    });
+}
+
+/// What a mark passes.
+#[derive(Default)]
+struct Passed {
+    records: u64,
+    gaps: u64,
+    bytes: u64,
+    notices: BTreeMap<(Arc<str>, u64, GapReason), Notice>,
+    head: Option<i64>,
+}
+
+impl Passed {
+    fn add(&mut self, row: &OutboxRow, fate: Fate) {
+        match row.gap {
+            Some(_) => self.gaps += 1,
+            None => self.records += 1,
+        }
+        self.bytes += weight(row);
+        let Fate::Gone(reason) = fate else { return };
+        let gap = row.gap.unwrap_or(Gap { from: row.seq, to: row.seq, reason });
+        let at = (row.stream.clone(), row.epoch, gap.reason);
+        let notice = Notice { stream: row.stream.clone(), epoch: row.epoch, gap, created: row.created };
+        let known = self.notices.entry(at).or_insert(notice);
+        known.gap.from = known.gap.from.min(gap.from);
+        known.gap.to = known.gap.to.max(gap.to);
+    }
+}
+
+/// Moves the cursor to `upto` and forgets what it has passed. A position at or below the cursor
+/// changes nothing; one beyond the end is the end. What is gone leaves notices in the last of the
+/// positions that were passed.
+pub(super) fn settle(book: &mut Book, sink: &str, state: &mut SinkState, upto: u64, fate: Fate) {
+    let upto = upto.min(state.next - 1);
+    if upto <= state.cursor {
+        return;
+    }
+    let mut passed = Passed::default();
+    for_each_open(book, sink, state, state.cursor, |row| {
+        if row.position > upto {
+            passed.head = Some(row.created);
+            return ControlFlow::Break(());
+        }
+        passed.add(row, fate);
+        ControlFlow::Continue(())
+    });
+    let before = state.open();
+    if matches!(fate, Fate::Gone(_)) {
+        state.front.clear();
+    } else {
+        let notices = usize::try_from(upto - state.cursor).unwrap_or(usize::MAX);
+        state.front.drain(..notices.min(state.front.len()));
+    }
+    state.cursor = upto;
+    if let Some(lanes) = state.lanes.filter(|lanes| upto >= lanes.split) {
+        state.cursor = upto.max(lanes.live);
+        state.lanes = None;
+    }
+    let end = state.cursor;
+    let lost = (before - state.open()).saturating_sub(passed.records + passed.gaps);
+    state.lost += lost;
+    match fate {
+        Fate::Delivered => state.delivered += passed.records,
+        Fate::Rejected => state.rejected += passed.records,
+        Fate::Gone(GapReason::Dropped) => state.dropped += passed.records,
+        Fate::Gone(GapReason::Expired) => state.expired += passed.records,
+    }
+    state.gaps = state.gaps.saturating_sub(passed.gaps);
+    state.bytes = state.bytes.saturating_sub(passed.bytes);
+    if !passed.notices.is_empty() {
+        state.front = passed.notices.into_values().collect();
+        state.cursor -= state.front.len() as u64;
+        state.gaps += state.front.len() as u64;
+        passed.head = state.front.first().map(|notice| notice.created);
+    }
+    finish(book, sink, state, passed.head, end);
+}
+
+/// Forgets the pieces up to `end` and sees to what follows from it.
+fn finish(book: &mut Book, sink: &str, state: &mut SinkState, head: Option<i64>, end: u64) {
+    if state.records() == 0 {
+        state.bytes = 0;
+    }
+    state.head_created = head;
+    if let Some(queue) = book.outboxes.get(sink) {
+        let gone = queue.index_of(end + 1);
+        book.take(Side::Outbox, sink, 0..gone);
+    }
+}
+
+/// Settles positions of the live lane up to `upto`: delivered.
+pub(super) fn settle_live(
+    book: &mut Book,
     sink: &str,
     state: &mut SinkState,
     upto: u64,
     fate: Fate,
-    damage: &mut Damage,
-) -> Result<(), Trouble> {
+) {
     let upto = upto.min(state.next - 1);
-    if upto <= state.cursor {
-        return Ok(());
-    }
-    let (mut present, mut bytes, mut passed) = (0_u64, 0_u64, false);
-    let mut keep_from = upto + 1;
-    let mut head = None;
-    for_each_chunk(records, sink, state.cursor + 1, damage, |rows| {
-        let Some(rows) = rows else {
-            passed = true;
-            return ControlFlow::Continue(());
-        };
-        for row in rows.iter().filter(|row| row.position > state.cursor && row.position <= upto) {
-            present += 1;
-            bytes += row_bytes(&row.body);
+    let Some(lanes) = state.lanes.filter(|lanes| upto > lanes.live) else {
+        return;
+    };
+    let mut passed = Passed::default();
+    for_each_open(book, sink, state, lanes.live, |row| {
+        if row.position > upto {
+            return ControlFlow::Break(());
         }
-        let Some(next) = rows.iter().find(|row| row.position > upto) else {
-            passed = true;
-            return ControlFlow::Continue(());
-        };
-        head = Some(next.created);
-        keep_from = keep_from.min(rows[0].position);
-        ControlFlow::Break(())
-    })?;
-    let lost = (upto - state.cursor).saturating_sub(present);
+        passed.add(row, fate);
+        ControlFlow::Continue(())
+    });
+    let lost = (upto - lanes.live).saturating_sub(passed.records + passed.gaps);
     state.lost += lost;
     match fate {
-        Fate::Delivered => state.delivered += present,
-        Fate::Dropped => state.dropped += present,
-        Fate::Rejected => state.rejected += present,
+        Fate::Rejected => state.rejected += passed.records,
+        _ => state.delivered += passed.records,
     }
-    state.cursor = upto;
-    state.bytes = if state.records() == 0 { 0 } else { state.bytes.saturating_sub(bytes) };
-    state.head_created = head;
-    if passed {
-        let (low, high) = (key(Kind::Outbox, sink, 0), key(Kind::Outbox, sink, keep_from));
-        records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
+    state.gaps = state.gaps.saturating_sub(passed.gaps);
+    state.bytes = state.bytes.saturating_sub(passed.bytes);
+    state.lanes = Some(Lanes { live: upto, ..lanes });
+    if let Some(queue) = book.outboxes.get(sink) {
+        let from = queue.pieces.partition_point(|piece| piece.first <= lanes.split);
+        let to = queue.pieces.partition_point(|piece| piece.end() <= upto + 1);
+        if from < to {
+            book.take(Side::Outbox, sink, from..to);
+        }
     }
-    Ok(())
 }
 
-/// Moves the row at `position` to the dead letters; rows before it were delivered.
+/// Begins a live lane behind the last row; where nothing waits, or there is one, nothing changes.
+pub(super) fn split(state: &mut SinkState) {
+    let end = state.next - 1;
+    if state.lanes.is_none() && end > state.cursor {
+        state.lanes = Some(Lanes { split: end, live: end });
+    }
+}
+
+/// Moves the row at `position` to the dead letters; rows of its lane before it were delivered.
 pub(super) fn reject(
-    records: &mut Records<'_>,
-    sink: &str,
+    book: &mut Book,
+    sink: &Arc<str>,
     state: &mut SinkState,
     position: u64,
     reason: &str,
-    damage: &mut Damage,
-) -> Result<(), Trouble> {
-    if position <= state.cursor || position >= state.next {
-        return Ok(());
+) {
+    if position <= state.cursor || position >= state.next || state.is_ahead(position) {
+        return;
     }
-    settle(records, sink, state, position - 1, Fate::Delivered, damage)?;
-    let (rows, _) = read(records, sink, state, position - 1, 1, 0, damage)?;
-    if let Some(row) = rows.first().filter(|row| row.position == position) {
-        let at = key(Kind::Rejected, sink, position);
-        let value = seal(&at, &encode_letter(row, reason));
-        state.letters += 1;
-        state.letter_bytes += value.len() as u64;
-        records.insert(at.as_slice(), value.as_slice())?;
-        while state.letters > LETTERS_MAX {
-            let (low, high) = (key(Kind::Rejected, sink, 0), at.clone());
-            let oldest = records
-                .range::<&[u8]>(low.as_slice()..high.as_slice())?
-                .next()
-                .transpose()?
-                .map(|(key, value)| (key.value().to_vec(), value.value().len() as u64));
-            state.letters -= 1;
-            let Some((oldest, bytes)) = oldest else { break };
-            state.letter_bytes = state.letter_bytes.saturating_sub(bytes);
-            records.remove(oldest.as_slice())?;
-        }
+    let in_live = state.lanes.is_some_and(|lanes| position > lanes.split);
+    let mark = if in_live { settle_live } else { settle };
+    mark(book, sink, state, position - 1, Fate::Delivered);
+    let (rows, _) = read(book, sink, state, position - 1, 1, 0);
+    if let Some(row) = rows.first().filter(|row| row.position == position && row.gap.is_none()) {
+        add_letter(book, sink, state, row, reason);
     }
-    settle(records, sink, state, position, Fate::Rejected, damage)
+    mark(book, sink, state, position, Fate::Rejected);
 }
 
-/// The newest dead letters, oldest first.
-pub(super) fn letters(
-    records: &impl ReadableTable<&'static [u8], &'static [u8]>,
-    sink: &str,
-    limit: usize,
-    damage: &mut Damage,
-) -> Result<Vec<Rejected>, Trouble> {
-    let (low, high) = (key(Kind::Rejected, sink, 0), key(Kind::Rejected, sink, u64::MAX));
-    let mut letters = Vec::new();
-    for entry in records.range::<&[u8]>(low.as_slice()..=high.as_slice())?.rev() {
-        if letters.len() >= limit {
-            break;
-        }
-        let (key, value) = entry?;
-        let letter = split_key(key.value()).and_then(|(_, _, position)| {
-            unseal(key.value(), value.value()).and_then(|body| decode_letter(position, body))
-        });
-        match letter {
-            Some((row, reason)) => letters.push(Rejected { row, reason }),
-            None => damage.bad(key.value(), value.value()),
+fn add_letter(book: &mut Book, sink: &Arc<str>, state: &mut SinkState, row: &OutboxRow, why: &str) {
+    let body = encode_letter(row, why);
+    book.note(Kind::Rejected, sink, row.position, &body);
+    let bytes = (SEAL_BYTES + body.len()) as u64;
+    let letters = book.letters.entry(sink.clone()).or_default();
+    letters.insert(row.position, Letter { bytes, body: Some(body) });
+    state.letters += 1;
+    state.letter_bytes += bytes;
+    let excess = (letters.len() as u64).saturating_sub(LETTERS_MAX);
+    let oldest: Vec<u64> =
+        letters.keys().take(usize::try_from(excess).unwrap_or(0)).copied().collect();
+    forget_letters(book, sink, state, &oldest);
+}
+
+/// Forgets dead letters; returns how many there were.
+pub(super) fn forget_letters(
+    book: &mut Book,
+    sink: &Arc<str>,
+    state: &mut SinkState,
+    positions: &[u64],
+) -> u64 {
+    let mut gone = Vec::new();
+    for position in positions {
+        let letters = book.letters.get_mut(sink);
+        if let Some(letter) = letters.and_then(|letters| letters.remove(position)) {
+            state.letters = state.letters.saturating_sub(1);
+            state.letter_bytes = state.letter_bytes.saturating_sub(letter.bytes);
+            if letter.body.is_none() {
+                book.letters_gone.push((sink.clone(), *position));
+            }
+            gone.extend_from_slice(&position.to_le_bytes());
         }
     }
-    letters.reverse();
-    Ok(letters)
+    if !gone.is_empty() {
+        book.note(Kind::Forgotten, sink, 0, &gone);
+    }
+    (gone.len() / 8) as u64
+}
+
+/// Dead letters of a sink at these positions, in order; those that fail their check are counted.
+pub(super) fn letters(
+    records: &ReadRecords,
+    book: &mut Book,
+    sink: &str,
+    positions: &[u64],
+) -> Result<Vec<Rejected>, Trouble> {
+    let mut found = Vec::new();
+    for position in positions {
+        let Some(letter) = book.letters.get(sink).and_then(|letters| letters.get(position)) else {
+            continue;
+        };
+        let decoded = match &letter.body {
+            Some(body) => decode_letter(*position, body),
+            None => stored_letter(records, &mut book.damage, sink, *position)?,
+        };
+        found.extend(decoded.map(|(row, reason)| Rejected { row, reason }));
+    }
+    Ok(found)
+}
+
+fn stored_letter(
+    records: &ReadRecords,
+    damage: &mut Damage,
+    sink: &str,
+    position: u64,
+) -> Result<Option<(OutboxRow, String)>, Trouble> {
+    let at = key(Kind::Rejected, sink, position);
+    let Some(value) = records.get_owned(at.as_slice())? else {
+        damage.bad(&at, &[]);
+        return Ok(None);
+    };
+    let letter = unseal(&at, value.value()).and_then(|body| decode_letter(position, body));
+    if letter.is_none() {
+        damage.bad(&at, value.value());
+    }
+    Ok(letter)
+}
+
+/// Puts dead letters back at the end of the outbox, under the ids that they had.
+pub(super) fn redrive(
+    book: &mut Book,
+    sink: &Arc<str>,
+    state: &mut SinkState,
+    letters: Vec<Rejected>,
+) -> u64 {
+    let positions: Vec<u64> = letters.iter().map(|letter| letter.row.position).collect();
+    let rows = letters.into_iter().map(|letter| letter.row);
+    let mut chunk = Chunk::default();
+    for row in rows {
+        chunk.add(book, sink, state, row);
+    }
+    chunk.put(book, sink);
+    forget_letters(book, sink, state, &positions)
 }
 
 /// Room that `DropNewest` rows are checked against while they are added.
@@ -185,62 +355,127 @@ pub(super) struct Room {
     pub(super) bytes: u64,
 }
 
-/// Gives rows their positions and stores them in chunks; with `room`, the rows that do not fit any
-/// more are dropped and counted. Returns the encoded bytes.
+/// Rows that will lie in one piece.
+#[derive(Default)]
+struct Chunk {
+    rows: Vec<OutboxRow>,
+    bytes: usize,
+}
+
+impl Chunk {
+    /// Gives a row the next position.
+    fn add(&mut self, book: &mut Book, sink: &Arc<str>, state: &mut SinkState, row: OutboxRow) {
+        if state.open() == 0 {
+            state.head_created = Some(row.created);
+        }
+        state.bytes += weight(&row);
+        state.gaps += u64::from(row.gap.is_some());
+        self.bytes += row.body.len() + 4;
+        self.rows.push(OutboxRow { position: state.next, ..row });
+        state.next += 1;
+        if self.bytes >= CHUNK_BYTES {
+            self.put(book, sink);
+        }
+    }
+
+    fn put(&mut self, book: &mut Book, sink: &Arc<str>) {
+        let Some(first) = self.rows.first() else {
+            return;
+        };
+        let created = self.rows.iter().map(|row| row.created).max().unwrap_or(first.created);
+        let count = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
+        let body = encode_outbox(&self.rows);
+        book.push(Side::Outbox, sink, first.position, count, created, &body);
+        self.rows.clear();
+        self.bytes = 0;
+    }
+}
+
+/// Gives rows their positions and stores them; with `room`, the rows that do not fit any more are
+/// dropped and counted, and a notice stands for them.
 pub(super) fn append(
-    records: &mut Records<'_>,
-    sink: &str,
+    book: &mut Book,
+    sink: &Arc<str>,
     state: &mut SinkState,
     epoch: u64,
     parts: &[&OutboxRows],
     mut room: Option<Room>,
-) -> Result<u64, Trouble> {
-    let (mut chunk, mut chunk_bytes, mut encoded) = (Vec::new(), 0, 0);
+) {
+    let mut chunk = Chunk::default();
     for part in parts {
+        let row = |seq: u64, body: &bytes::Bytes, gap: Option<Gap>| OutboxRow {
+            position: 0,
+            epoch,
+            stream: part.stream.clone(),
+            seq,
+            body: body.clone(),
+            window: part.window,
+            created: part.created,
+            gap,
+        };
+        let mut refused: Option<Gap> = None;
         for (seq, body) in (part.first_seq..).zip(&part.bodies) {
-            let bytes = row_bytes(body);
+            let row = row(seq, body, None);
+            let bytes = weight(&row);
             if let Some(room) = &mut room {
                 if room.records == 0 || room.bytes < bytes {
                     // Nothing later may overtake: from here on the sink is full for this commit.
                     *room = Room { records: 0, bytes: 0 };
                     state.dropped += 1;
+                    let from = refused.map_or(seq, |gap| gap.from);
+                    refused = Some(Gap { from, to: seq, reason: GapReason::Dropped });
                     continue;
                 }
                 *room = Room { records: room.records - 1, bytes: room.bytes - bytes };
             }
-            if state.records() == 0 {
-                state.head_created = Some(part.created);
-            }
-            chunk.push(OutboxRow {
-                position: state.next,
-                epoch,
-                stream: part.stream.clone(),
-                seq,
-                body: body.clone(),
-                window: part.window,
-                created: part.created,
-            });
-            state.next += 1;
-            state.bytes += bytes;
-            chunk_bytes += body.len() + 4;
-            if chunk_bytes >= CHUNK_BYTES {
-                encoded += put_chunk(records, sink, &chunk)?;
-                chunk.clear();
-                chunk_bytes = 0;
-            }
+            chunk.add(book, sink, state, row);
+        }
+        if let Some(gap) = refused {
+            refuse(book, sink, state, &mut chunk, row(gap.to, &bytes::Bytes::new(), Some(gap)));
         }
     }
-    Ok(encoded + put_chunk(records, sink, &chunk)?)
+    chunk.put(book, sink);
 }
 
-fn put_chunk(records: &mut Records<'_>, sink: &str, rows: &[OutboxRow]) -> Result<u64, Trouble> {
-    let Some(first) = rows.first() else {
-        return Ok(0);
-    };
-    let at = key(Kind::Outbox, sink, first.position);
-    let value = seal(&at, &encode_outbox(rows));
-    records.insert(at.as_slice(), value.as_slice())?;
-    Ok(value.len() as u64)
+/// Adds the notice of refused rows, or lets the one before it, if that is the last row, grow: while
+/// a sink stays full there is one notice a stream, not one a commit.
+fn refuse(
+    book: &mut Book,
+    sink: &Arc<str>,
+    state: &mut SinkState,
+    chunk: &mut Chunk,
+    notice: OutboxRow,
+) {
+    chunk.put(book, sink);
+    let last = book.outboxes.get(sink).and_then(|queue| queue.pieces.back()).copied();
+    let alone = last.filter(|piece| {
+        piece.rows == 1 && piece.end() == state.next && piece.first > state.cursor
+    });
+    let grown = alone.and_then(|piece| {
+        let body = book.body(Side::Outbox, sink, &piece)?;
+        let mut row = decode_outbox(piece.first, &body)?.pop()?;
+        let (old, new) = (row.gap?, notice.gap?);
+        let joins = row.stream == notice.stream
+            && row.epoch == notice.epoch
+            && old.reason == new.reason
+            && old.to < new.from
+            && !state.is_ahead(row.position);
+        row.gap = Some(Gap { to: new.to, ..old });
+        row.seq = new.to;
+        joins.then_some(row)
+    });
+    match grown {
+        Some(row) => {
+            let index = book.outboxes.get(sink).map_or(0, |queue| queue.pieces.len() - 1);
+            book.take(Side::Outbox, sink, index..index + 1);
+            let body = encode_outbox(std::slice::from_ref(&row));
+            book.push(Side::Outbox, sink, row.position, 1, row.created, &body);
+        }
+        None => {
+            chunk.add(book, sink, state, notice);
+            chunk.put(book, sink);
+        }
+    }
 }
 
 /// How many bytes and rows an outbox is over its own bounds.
@@ -256,125 +491,110 @@ pub(super) fn is_full(layout: &SinkLayout, records: u64, bytes: u64) -> bool {
 }
 
 /// Drops the oldest rows until `excess` is gone.
-pub(super) fn drop_oldest(
-    records: &mut Records<'_>,
-    sink: &str,
-    state: &mut SinkState,
-    excess: Room,
-    damage: &mut Damage,
-) -> Result<(), Trouble> {
+pub(super) fn drop_oldest(book: &mut Book, sink: &str, state: &mut SinkState, excess: Room) {
     if excess.records == 0 && excess.bytes == 0 {
-        return Ok(());
+        return;
     }
-    let (cursor, mut upto, mut bytes) = (state.cursor, state.next - 1, 0_u64);
-    for_each_chunk(records, sink, cursor + 1, damage, |rows| {
-        for row in rows.unwrap_or_default().iter().filter(|row| row.position > cursor) {
-            bytes += row_bytes(&row.body);
-            if bytes >= excess.bytes && row.position - cursor >= excess.records {
-                upto = row.position;
-                return ControlFlow::Break(());
-            }
+    let (mut upto, mut bytes, mut records) = (state.next - 1, 0_u64, 0_u64);
+    for_each_open(book, sink, state, state.cursor, |row| {
+        bytes += weight(row);
+        records += u64::from(row.gap.is_none());
+        if bytes >= excess.bytes && records >= excess.records {
+            upto = row.position;
+            return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
-    })?;
-    settle(records, sink, state, upto, Fate::Dropped, damage)
+    });
+    settle(book, sink, state, upto, Fate::Gone(GapReason::Dropped));
 }
 
 /// Drops rows from the front that were made before `limit`. A younger row in front of an older one
-/// keeps it: order is never traded for age.
-pub(super) fn expire(
-    records: &mut Records<'_>,
-    sink: &str,
-    state: &mut SinkState,
-    limit: i64,
-    damage: &mut Damage,
-) -> Result<(), Trouble> {
-    if state.records() == 0 || state.head_created.is_some_and(|created| created >= limit) {
-        return Ok(());
+/// keeps it: order is never traded for age. Notices do not age.
+pub(super) fn expire(book: &mut Book, sink: &str, state: &mut SinkState, limit: i64) {
+    let is_young = state.front.is_empty() && state.head_created.is_some_and(|at| at >= limit);
+    if state.records() == 0 || is_young {
+        return;
     }
-    let (cursor, mut upto) = (state.cursor, state.next - 1);
-    for_each_chunk(records, sink, cursor + 1, damage, |rows| {
-        let young = |row: &&OutboxRow| row.position > cursor && row.created >= limit;
-        match rows.unwrap_or_default().iter().find(young) {
-            Some(row) => {
-                upto = row.position - 1;
-                ControlFlow::Break(())
-            }
-            None => ControlFlow::Continue(()),
+    let (mut upto, mut records) = (state.next - 1, 0_u64);
+    for_each_open(book, sink, state, state.cursor, |row| {
+        if row.gap.is_none() && row.created >= limit {
+            upto = row.position - 1;
+            return ControlFlow::Break(());
         }
-    })?;
-    settle(records, sink, state, upto, Fate::Dropped, damage)
+        records += u64::from(row.gap.is_none());
+        ControlFlow::Continue(())
+    });
+    if records > 0 {
+        settle(book, sink, state, upto, Fate::Gone(GapReason::Expired));
+    }
 }
 
 /// Reads rows beyond `after`: at most `max_rows`, and no more than `max_bytes` of bodies after the
 /// first. Returns them with the position up to which everything has been looked at.
 pub(super) fn read(
-    records: &impl ReadableTable<&'static [u8], &'static [u8]>,
+    book: &mut Book,
     sink: &str,
     state: &SinkState,
     after: u64,
     max_rows: usize,
     max_bytes: usize,
-    damage: &mut Damage,
-) -> Result<(Vec<OutboxRow>, u64), Trouble> {
+) -> (Vec<OutboxRow>, u64) {
     let mut rows: Vec<OutboxRow> = Vec::new();
     let mut bytes = 0_usize;
-    let mut expected = after.max(state.cursor) + 1;
+    let mut after = after.max(state.cursor);
+    if let Some(lanes) = state.lanes.filter(|lanes| after >= lanes.split) {
+        after = after.max(lanes.live);
+    }
+    let mut expected = after + 1;
     let mut gaps = Vec::new();
     let mut more = false;
-    for_each_chunk(records, sink, expected, damage, |chunk| {
-        for row in chunk.unwrap_or_default() {
-            if row.position < expected {
-                continue;
-            }
-            bytes = bytes.saturating_add(row.body.len());
-            more = !rows.is_empty() && (rows.len() >= max_rows || bytes > max_bytes);
-            if more {
-                return ControlFlow::Break(());
-            }
-            if row.position > expected {
-                gaps.push((expected, row.position));
-            }
-            expected = row.position + 1;
-            rows.push(row.clone());
+    for_each_open(book, sink, state, after, |row| {
+        bytes = bytes.saturating_add(row.body.len());
+        more = !rows.is_empty() && (rows.len() >= max_rows || bytes > max_bytes);
+        if more {
+            return ControlFlow::Break(());
         }
+        gaps.push((expected, row.position));
+        expected = row.position + 1;
+        rows.push(row.clone());
         ControlFlow::Continue(())
-    })?;
-    if !more && expected < state.next {
+    });
+    if !more {
         gaps.push((expected, state.next));
-        expected = state.next;
+        expected = expected.max(state.next);
     }
     for (from, to) in gaps {
-        damage.gap(Kind::Outbox, sink, from, to);
+        // Positions that the live lane has settled are no hole.
+        let ahead = state.lanes.map_or(0, |lanes| {
+            (to.min(lanes.live + 1)).saturating_sub(from.max(lanes.split + 1))
+        });
+        if to.saturating_sub(from) > ahead {
+            book.damage.gap(Kind::Outbox, sink, from, to - ahead);
+        }
     }
-    Ok((rows, expected - 1))
+    (rows, expected - 1)
 }
 
 /// The state of an outbox as its rows tell it, where its own record is lost. What was settled
 /// before is forgotten; no row is.
-pub(super) fn rebuild(
-    records: &impl ReadableTable<&'static [u8], &'static [u8]>,
-    sink: &str,
-    damage: &mut Damage,
-) -> Result<SinkState, Trouble> {
+pub(super) fn rebuild(book: &mut Book, sink: &str) -> SinkState {
     let mut state = SinkState::default();
-    let mut first = None;
-    for_each_chunk(records, sink, 0, damage, |rows| {
+    let Some(first) = book.outboxes.get(sink).and_then(|q| q.pieces.front()).map(|p| p.first) else {
+        return state;
+    };
+    state.next = book.outboxes.get(sink).map_or(1, |queue| queue.end());
+    state.cursor = first - 1;
+    for_each_piece(book, sink, 0, |rows| {
         for row in rows.unwrap_or_default() {
-            first.get_or_insert((row.position, row.created));
-            state.bytes += row_bytes(&row.body);
-            state.next = row.position + 1;
+            state.head_created.get_or_insert(row.created);
+            state.bytes += weight(row);
+            state.gaps += u64::from(row.gap.is_some());
         }
         ControlFlow::Continue(())
-    })?;
-    if let Some((position, created)) = first {
-        state.cursor = position - 1;
-        state.head_created = Some(created);
+    });
+    if let Some(letters) = book.letters.get(sink) {
+        state.letters = letters.len() as u64;
+        state.letter_bytes = letters.values().map(|letter| letter.bytes).sum();
     }
-    let (low, high) = (key(Kind::Rejected, sink, 0), key(Kind::Rejected, sink, u64::MAX));
-    for entry in records.range::<&[u8]>(low.as_slice()..=high.as_slice())? {
-        state.letters += 1;
-        state.letter_bytes += entry?.1.value().len() as u64;
-    }
-    Ok(state)
+    state
 }

@@ -1,124 +1,63 @@
 //! From whatever lies in the folder to a store that works.
 //!
-//! A new file is made under another name, synced, renamed, and the folder synced, so that no crash
-//! leaves half a file. A file that cannot be opened is kept under another name and replaced. One
-//! that opens and turns out broken inside gives up its readable records to a new file. State that
-//! failed its check is rebuilt from the rows; where progress is lost the epoch grows, so that no id
-//! is given twice. Knows no queue and no commit.
+//! New files are made under another name, synced, renamed, and the folder synced, so that no crash
+//! leaves half a file. The tree says what was known at the last checkpoint, the ring what came after.
+//! A tree that cannot be opened, or of which any record fails its check, is moved aside and made again
+//! from the ring and the shelves, which hold everything but old dead letters. Where progress may be
+//! lost the epoch grows, so that no id is given twice. Knows no queue and no commit.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::Arc;
 
-use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, TableDefinition};
+use redb::{Database, StorageBackend};
 
-use super::border::{Layout, Recovery, StoreError, StoreOptions, StreamProgress};
-use super::damage::{Damage, Trouble, contained};
+use super::book::{Book, Letter, Side};
+use super::border::{Layout, Recovery, StoreError, StoreOptions};
+use super::checkpoint::{checkpoint, decode_piece, for_each};
+use super::damage::{Damage, Trouble, contained, drop_contained};
 use super::disk::{Counted, Disk, Traffic};
-use super::format::{
-    FORMAT, Kind, Meta, NAME_BYTES_MAX, SinkState, TableState, decode_progress, encode_progress,
-    key, seal, split_key, unseal,
+use super::files::{
+    Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree, records,
 };
-use super::log::{self, Schemas};
-use super::outbox::{self, Records};
+use super::format::{
+    FORMAT, FORMAT_REDB_ALONE, Kind, Meta, NAME_BYTES_MAX, SinkState, TableState, decode_progress,
+    split_key, unseal,
+};
+use super::replay::{self, Replayed, replay};
+use super::ring::{self, BLOCK};
 use super::rows::decode_schema;
-use super::salvage::salvage;
+use super::shelf::Shelves;
+use super::state::State;
+use super::{log, outbox, upgrade};
 
-/// The store's file.
-pub(super) const LIVE: &str = "store.redb";
-pub(super) const NEW: &str = "store.redb.new";
 const LOCK: &str = "store.lock";
 const EPOCH: &str = "store.epoch";
 /// Broken files that are kept; after that the newest takes the last place.
 const QUARANTINES_MAX: u32 = 4;
-
-/// The one tree.
-pub(super) const RECORDS: TableDefinition<'static, &'static [u8], &'static [u8]> =
-    TableDefinition::new("records");
-
-/// The tree, open for reading.
-pub(super) type ReadRecords = ReadOnlyTable<&'static [u8], &'static [u8]>;
-
-/// The folder, locked, and how to open the tree in it.
-#[derive(Debug)]
-pub(super) struct Files {
-    pub(super) disk: Arc<dyn Disk>,
-    pub(super) traffic: Arc<Traffic>,
-    cache_bytes: usize,
-    _lock: Box<dyn std::fmt::Debug + Send>,
-}
-
-impl Files {
-    /// Opens the live file again, after an error or a salvage.
-    pub(super) fn open_live(&self) -> Result<Database, Trouble> {
-        self.open(LIVE, false)
-    }
-
-    /// Opens a file of the folder as a tree; with `create`, an empty one.
-    pub(super) fn open(&self, name: &str, create: bool) -> Result<Database, Trouble> {
-        contained(|| {
-            let inner = self.disk.open(name, create).map_err(redb::Error::Io)?;
-            let traffic = Arc::clone(&self.traffic);
-            let backend = Counted { inner, traffic };
-            Ok(Builder::new().set_cache_size(self.cache_bytes).create_with_backend(backend)?)
-        })
-    }
-}
-
-/// Everything small that the store knows, as of one commit.
-#[derive(Debug, Clone)]
-pub(super) struct State {
-    pub(super) meta: Meta,
-    pub(super) sinks: BTreeMap<Arc<str>, SinkState>,
-    pub(super) tables: BTreeMap<Arc<str>, TableState>,
-    pub(super) progress: BTreeMap<Arc<str>, Arc<StreamProgress>>,
-    pub(super) schemas: BTreeMap<Arc<str>, Schemas>,
-}
-
-impl State {
-    /// Bytes of log values, waiting rows and dead letters.
-    pub(super) fn held_bytes(&self) -> u64 {
-        let sinks: u64 = self.sinks.values().map(|sink| sink.bytes + sink.letter_bytes).sum();
-        sinks + self.tables.values().map(|table| table.bytes).sum::<u64>()
-    }
-
-    /// Writes every state record, whatever was stored.
-    pub(super) fn put_all(&self, records: &mut Records<'_>) -> Result<(), Trouble> {
-        put(records, Kind::Meta, "", &self.meta.encode())?;
-        for (name, sink) in &self.sinks {
-            put(records, Kind::Sink, name, &sink.encode())?;
-        }
-        for (name, table) in &self.tables {
-            put(records, Kind::Table, name, &table.encode())?;
-        }
-        for (name, progress) in &self.progress {
-            put(records, Kind::Progress, name, &encode_progress(progress))?;
-        }
-        Ok(())
-    }
-}
-
-/// Writes one state record.
-pub(super) fn put(
-    records: &mut Records<'_>,
-    kind: Kind,
-    name: &str,
-    body: &[u8],
-) -> Result<(), Trouble> {
-    let at = key(kind, name, 0);
-    records.insert(at.as_slice(), seal(&at, body).as_slice())?;
-    Ok(())
-}
+/// The smallest ring.
+const RING_BYTES_MIN: u64 = 64 << 10;
+/// Bytes that are kept back for a full disk, at most.
+const RESERVE_BYTES: u64 = 1 << 20;
 
 /// A store that works, and what it took.
 #[derive(Debug)]
 pub(super) struct Opened {
-    pub(super) files: Files,
-    pub(super) db: Database,
+    pub(super) book: Book,
     pub(super) state: State,
-    pub(super) damage: Damage,
     pub(super) recovery: Recovery,
+}
+
+/// The folder while it is being opened.
+struct Opening<'a> {
+    disk: &'a Arc<dyn Disk>,
+    traffic: Arc<Traffic>,
+    options: &'a StoreOptions,
+    layout: &'a Layout,
+    recovery: Recovery,
+    /// The name that a broken tree gets when a new one takes its place.
+    aside: Option<String>,
 }
 
 /// Opens, repairs or makes the store.
@@ -132,32 +71,18 @@ pub(super) fn open(
     let Some(lock) = lock else {
         return Err(StoreError::Locked { path: disk.path(LOCK) });
     };
-    let traffic = Arc::default();
-    let files =
-        Files { disk: Arc::clone(disk), traffic, cache_bytes: options.cache_bytes, _lock: lock };
-    let mut damage = Damage::new(Arc::clone(disk));
-    let mut recovery = Recovery::default();
-    disk.remove(NEW).map_err(|error| io_error(&**disk, NEW, error))?;
-
-    let db = open_or_make(&files, options, &mut recovery)?;
-    refuse_newer(&files, &db, &mut damage)?;
-    let loaded = contained(|| load(&db, layout, &mut damage));
-    let (db, loaded) = match loaded {
-        Ok(loaded) => (db, loaded),
-        Err(Trouble::Damaged(reason)) => {
-            tracing::error!(reason, "the store's file is broken inside; carrying over the rest");
-            let (db, moved) = salvage(&files, db, &mut damage).map_err(|t| failed(&files, &t))?;
-            recovery.salvaged = true;
-            recovery.quarantined = Some(moved);
-            let loaded = contained(|| load(&db, layout, &mut damage));
-            (db, loaded.map_err(|trouble| failed(&files, &trouble))?)
-        }
-        Err(trouble) => return Err(failed(&files, &trouble)),
-    };
-    let state = settle_epoch(&files, &db, loaded, options, &mut recovery)?;
-    recovery.corrupt_records = damage.records;
+    let recovery = Recovery::default();
+    let mut opening =
+        Opening { disk, traffic: Arc::default(), options, layout, recovery, aside: None };
+    for name in [TREE_NEW, RING_NEW] {
+        disk.remove(name).map_err(|error| io_error(&**disk, name, error))?;
+    }
+    let (mut book, mut state, replayed) = opening.gather(lock)?;
+    opening.settle(&mut book, &mut state, &replayed)?;
+    let mut recovery = opening.recovery;
+    recovery.corrupt_records = book.damage.records;
     recovery.unclaimed = unclaimed(&state, layout);
-    Ok(Opened { files, db, state, damage, recovery })
+    Ok(Opened { book, state, recovery })
 }
 
 pub(super) fn check_names(layout: &Layout) -> Result<(), StoreError> {
@@ -176,58 +101,435 @@ fn io_error(disk: &dyn Disk, name: &str, error: io::Error) -> StoreError {
     StoreError::Io { path: disk.path(name), source: Arc::new(error) }
 }
 
-fn failed(files: &Files, trouble: &Trouble) -> StoreError {
-    StoreError::Unreadable { path: files.disk.path(LIVE), reason: trouble.text().to_owned() }
+/// A number that no other ring has.
+fn new_ring_id() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
-/// Opens the live file; makes one where there is none or where it cannot be opened.
-fn open_or_make(
-    files: &Files,
-    options: &StoreOptions,
-    recovery: &mut Recovery,
-) -> Result<Database, StoreError> {
-    let disk = &*files.disk;
-    let length = disk.length(LIVE).map_err(|error| io_error(disk, LIVE, error))?;
-    let Some(length) = length else {
-        recovery.created = true;
-        return make(files, options, None);
-    };
-    // An empty file would be taken for a new one by redb; ours are never published empty.
-    let opened = if length == 0 {
-        Err(Trouble::Damaged("the file is empty".to_owned()))
-    } else {
-        files.open_live()
-    };
-    match opened {
-        Ok(db) => Ok(db),
-        Err(Trouble::Damaged(reason)) => {
-            let aside = quarantine_name(disk)?;
-            let path = disk.path(&aside);
-            tracing::error!(reason, moved_to = %path.display(), "the store cannot be opened");
-            recovery.created = true;
-            recovery.quarantined = Some(path);
-            make(files, options, Some(&aside))
+/// What the tree was found to be.
+enum Tree {
+    /// There is none.
+    None,
+    /// It opened, and every record passed its check.
+    Whole(Database, Box<Loaded>),
+    /// It cannot be relied on.
+    Broken(Option<Database>, String),
+}
+
+/// What the tree says.
+#[derive(Default)]
+pub(super) struct Loaded {
+    pub(super) state: Option<State>,
+    pub(super) pieces: Vec<(Side, Arc<str>, super::book::Piece)>,
+    pub(super) letters: Vec<(Arc<str>, u64, Letter)>,
+    pub(super) bad: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Opening<'_> {
+    fn error(&self, name: &str, error: io::Error) -> StoreError {
+        io_error(&**self.disk, name, error)
+    }
+
+    fn failed(&self, trouble: &Trouble) -> StoreError {
+        let (path, reason) = (self.disk.path(TREE), trouble.text().to_owned());
+        StoreError::Unreadable { path, reason }
+    }
+
+    /// Opens what is there, or makes it, and takes up the ring.
+    fn gather(
+        &mut self,
+        lock: Box<dyn std::fmt::Debug + Send>,
+    ) -> Result<(Book, State, Replayed), StoreError> {
+        match self.tree()? {
+            Tree::Whole(tree, loaded) => {
+                let Some(state) = loaded.state.clone() else {
+                    return Err(self.failed(&Trouble::Damaged("no meta record".to_owned())));
+                };
+                if state.meta.format == FORMAT_REDB_ALONE {
+                    self.recovery.upgraded_from = Some(FORMAT_REDB_ALONE);
+                    let ring = self.make_ring()?;
+                    let mut book = self.book(lock, Some(tree), ring, new_ring_id(), 1);
+                    let state = upgrade::upgrade(&mut book, state).map_err(|t| self.failed(&t))?;
+                    for (sink, position, letter) in loaded.letters {
+                        book.letters.entry(sink).or_default().insert(position, letter);
+                    }
+                    for (key, value) in &loaded.bad {
+                        book.damage.bad(key, value);
+                    }
+                    let broken = loaded.bad.len() as u64;
+                    return Ok((book, state, Replayed { broken, ..Replayed::default() }));
+                }
+                self.take_up(lock, tree, *loaded, state)
+            }
+            Tree::None => self.without_tree(lock, None),
+            Tree::Broken(tree, reason) => {
+                tracing::error!(reason, "the store's checkpoint is broken; making it again");
+                self.without_tree(lock, Some(tree))
+            }
         }
-        Err(trouble) => Err(failed(files, &trouble)),
+    }
+
+    fn tree(&mut self) -> Result<Tree, StoreError> {
+        let disk = &**self.disk;
+        let length = disk.length(TREE).map_err(|error| io_error(disk, TREE, error))?;
+        let Some(length) = length else {
+            return Ok(Tree::None);
+        };
+        // An empty file would be taken for a new one by redb; ours are never published empty.
+        if length == 0 {
+            return Ok(Tree::Broken(None, "the file is empty".to_owned()));
+        }
+        let tree = match open_tree(disk, &self.traffic, self.options.cache_bytes, TREE, false) {
+            Ok(tree) => tree,
+            Err(Trouble::Damaged(reason)) => return Ok(Tree::Broken(None, reason)),
+            Err(trouble) => return Err(self.failed(&trouble)),
+        };
+        match contained(|| load(&tree)) {
+            Ok(Loaded { state: Some(state), .. }) if state.meta.format > FORMAT => {
+                Err(StoreError::NewerFormat {
+                    path: disk.path(TREE),
+                    found: state.meta.format,
+                    known: FORMAT,
+                })
+            }
+            // The rows of format 1 are in the tree: what is readable of it counts, whatever is not.
+            Ok(loaded)
+                if loaded.state.is_some()
+                    && (loaded.bad.is_empty() || loaded.is_format(FORMAT_REDB_ALONE)) =>
+            {
+                Ok(Tree::Whole(tree, Box::new(loaded)))
+            }
+            Ok(loaded) => Ok(Tree::Broken(
+                Some(tree),
+                format!("{} records fail their check", loaded.bad.len().max(1)),
+            )),
+            Err(Trouble::Damaged(reason)) => Ok(Tree::Broken(Some(tree), reason)),
+            Err(trouble) => Err(self.failed(&trouble)),
+        }
+    }
+
+    fn book(
+        &self,
+        lock: Box<dyn std::fmt::Debug + Send>,
+        tree: Option<Database>,
+        ring: Box<dyn StorageBackend>,
+        ring_id: u64,
+        run: u32,
+    ) -> Book {
+        let (disk, traffic) = (Arc::clone(self.disk), Arc::clone(&self.traffic));
+        let ring_length = ring.len().unwrap_or(0) / BLOCK * BLOCK;
+        let files = Files {
+            shelves: Shelves::new(Arc::clone(&disk), Arc::clone(&traffic)),
+            disk,
+            traffic,
+            ring,
+            ring_length,
+            ring_id,
+            run,
+            tree,
+            cache_bytes: self.options.cache_bytes,
+            _lock: lock,
+        };
+        Book::new(files, Damage::new(Arc::clone(self.disk)), 1)
+    }
+
+    /// The ring that is there, if one is.
+    fn ring(&self) -> Result<Option<Box<dyn StorageBackend>>, StoreError> {
+        let length = self.disk.length(RING).map_err(|error| self.error(RING, error))?;
+        if length.is_none_or(|length| length < BLOCK) {
+            return Ok(None);
+        }
+        open_ring(&**self.disk, &self.traffic).map(Some).map_err(|error| self.error(RING, error))
+    }
+
+    fn make_ring(&self) -> Result<Box<dyn StorageBackend>, StoreError> {
+        let disk = &**self.disk;
+        let made = disk.open(RING_NEW, true).and_then(|inner| {
+            let traffic = Arc::clone(&self.traffic);
+            let file = Counted { inner, traffic, is_tree: false };
+            ring::fill(&file, self.options.ring_bytes.max(RING_BYTES_MIN))?;
+            drop(file);
+            disk.publish(RING_NEW, RING, None)
+        });
+        made.map_err(|error| self.error(RING, error))?;
+        open_ring(disk, &self.traffic).map_err(|error| self.error(RING, error))
+    }
+
+    /// The usual start: a checkpoint, and the frames behind it.
+    fn take_up(
+        &mut self,
+        lock: Box<dyn std::fmt::Debug + Send>,
+        tree: Database,
+        loaded: Loaded,
+        mut state: State,
+    ) -> Result<(Book, State, Replayed), StoreError> {
+        let ring = self.ring()?;
+        let ring_lost = ring.is_none();
+        let (ring, id) = match ring {
+            Some(ring) => (ring, state.meta.ring),
+            None => (self.make_ring()?, new_ring_id()),
+        };
+        let found = ring::scan(&*ring, Some(id), state.meta.tail);
+        let found = found.map_err(|error| self.error(RING, error))?;
+        let runs = found.iter().map(|(_, header)| header.run).max();
+        let run = runs.unwrap_or(0).max(state.meta.run).saturating_add(1);
+        let mut book = self.book(lock, Some(tree), ring, id, run);
+        let commit = state.meta.commit;
+        for (side, name, piece) in loaded.pieces {
+            list_shelved(&mut book, side, name, piece);
+        }
+        for (sink, position, letter) in loaded.letters {
+            book.letters.entry(sink).or_default().insert(position, letter);
+        }
+        for queue in book.outboxes.values_mut().chain(book.logs.values_mut()) {
+            queue.saved = queue.end();
+        }
+        let mut replayed = replay(&mut book, &mut state, found, commit, false);
+        if ring_lost && !state.meta.clean {
+            tracing::error!("the store's ring is gone; what was in it alone is lost");
+            book.damage.records += 1;
+            replayed.broken += 1;
+        }
+        self.recovery.clean = state.meta.clean && replayed.new_frames == 0 && !replayed.torn;
+        state.meta.clean = false;
+        Ok((book, state, replayed))
+    }
+
+    /// No tree to rely on: everything comes from the ring and the shelves, or is made anew.
+    fn without_tree(
+        &mut self,
+        lock: Box<dyn std::fmt::Debug + Send>,
+        broken: Option<Option<Database>>,
+    ) -> Result<(Book, State, Replayed), StoreError> {
+        let ring = self.ring()?;
+        let found = match &ring {
+            Some(ring) => ring::scan(&**ring, None, 0).map_err(|e| self.error(RING, e))?,
+            None => Vec::new(),
+        };
+        // All frames of one ring have one id; the newest frame knows which.
+        let newest = found.iter().max_by_key(|(_, header)| (header.run, header.sequence));
+        let newest = newest.map(|(_, header)| *header);
+        let (ring, id) = match (ring, newest) {
+            (Some(ring), Some(newest)) => (ring, newest.ring),
+            (Some(ring), None) if ring.len().is_ok_and(|l| l >= self.options.ring_bytes) => {
+                (ring, new_ring_id())
+            }
+            _ => (self.make_ring()?, new_ring_id()),
+        };
+        let found: Vec<_> = found.into_iter().filter(|(_, header)| header.ring == id).collect();
+        let run = newest.map_or(0, |header| header.run).saturating_add(1);
+        let mut book = self.book(lock, None, ring, id, run);
+        let mut letters_lost = 0;
+        let aside = match broken {
+            Some(tree) => {
+                letters_lost = rescue_letters(&mut book, tree.as_ref());
+                if let Some(tree) = tree
+                    && !drop_contained(tree)
+                {
+                    tracing::debug!("the broken file did not close cleanly");
+                }
+                Some(quarantine_name(&**self.disk)?)
+            }
+            None => None,
+        };
+        let mut state = State::new(Meta::new(0, &self.options.gateway, id));
+        self.list_shelves(&mut book)?;
+        let mut replayed = replay(&mut book, &mut state, found, 0, true);
+        let is_new = book.frames.is_empty() && book.outboxes.is_empty() && book.logs.is_empty();
+        self.recovery.created = is_new;
+        self.recovery.salvaged = aside.is_some() && !is_new;
+        self.recovery.quarantined = aside.as_ref().map(|name| self.disk.path(name));
+        if aside.is_some() {
+            book.damage.records += 1;
+        }
+        for (name, letters) in &book.letters {
+            if let Some(sink) = state.sinks.get_mut(name) {
+                sink.letters = letters.len() as u64;
+                sink.letter_bytes = letters.values().map(|letter| letter.bytes).sum();
+            }
+        }
+        book.damage.records += letters_lost;
+        let knows_all = state.meta.epoch > 0;
+        replayed.broken += u64::from(!is_new && !knows_all);
+        self.aside = aside;
+        if is_new {
+            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
+        }
+        Ok((book, state, replayed))
+    }
+
+    fn list_shelves(&self, book: &mut Book) -> Result<(), StoreError> {
+        let numbers = book.files.shelves.in_folder().map_err(|e| self.error(TREE, e))?;
+        let mut found = Vec::new();
+        for number in numbers {
+            let listed = book.files.shelves.entries(number, |at, entry| {
+                let place = super::book::Place::Shelf { file: number, at };
+                let piece = split_key(entry.key).zip(entry.body()).and_then(|(key, body)| {
+                    let (kind, name, first) = key;
+                    let side = match kind {
+                        Kind::Outbox => Side::Outbox,
+                        Kind::Log => Side::Log,
+                        _ => return None,
+                    };
+                    let piece = replay::piece(side, first, entry.length, body, place)?;
+                    Some((side, Arc::<str>::from(name), piece))
+                });
+                found.extend(piece);
+            });
+            listed.map_err(|error| self.error(TREE, error))?;
+        }
+        // A fold that a crash cut off was made again: of two pieces with the same rows one counts.
+        found.sort_by_key(|(_, _, piece)| (piece.first, std::cmp::Reverse(piece.rows)));
+        for (side, name, piece) in found {
+            let end = book.queues(side).get(&name).map_or(0, super::book::Queue::end);
+            if piece.first >= end {
+                list_shelved(book, side, name, piece);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a tree under another name, with the first checkpoint in it, and puts it in place.
+    fn make_tree(&self, book: &mut Book, state: &mut State) -> Result<(), StoreError> {
+        let disk = &**self.disk;
+        let cache = self.options.cache_bytes;
+        let made = open_tree(disk, &self.traffic, cache, TREE_NEW, true).and_then(|tree| {
+            book.files.tree = Some(tree);
+            checkpoint(book, state, false)?;
+            match book.files.tree.take() {
+                Some(tree) => contained(|| tree.close().map_err(Trouble::from)),
+                None => Ok(()),
+            }
+        });
+        made.map_err(|trouble| self.failed(&trouble))?;
+        disk.publish(TREE_NEW, TREE, self.aside.as_deref())
+            .map_err(|error| self.error(TREE, error))?;
+        book.files.reopen_tree().map_err(|trouble| self.failed(&trouble))
+    }
+
+    /// What follows from what was found: states without a record, the epoch, the first checkpoint.
+    fn settle(
+        &mut self,
+        book: &mut Book,
+        state: &mut State,
+        replayed: &Replayed,
+    ) -> Result<(), StoreError> {
+        let rebuilt = rebuild(book, state, self.layout);
+        prune(book, state);
+        let renamed = state.meta.gateway != self.options.gateway;
+        if replayed.broken > 0 {
+            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
+            let streams = state.progress.keys().map(|name| name.to_string());
+            self.recovery.progress_lost = streams.collect();
+            let epoch = state.meta.epoch;
+            tracing::error!(epoch, "progress may be lost: new epoch");
+        }
+        state.meta.gateway.clone_from(&self.options.gateway);
+        let upgraded = self.recovery.upgraded_from.is_some();
+        if book.files.tree.is_none() {
+            self.make_tree(book, state)?;
+        } else if upgraded || rebuilt || renamed || replayed.broken > 0 {
+            checkpoint(book, state, false).map_err(|trouble| self.failed(&trouble))?;
+        }
+        book.files.shelves.sweep_folder().map_err(|error| self.error(TREE, error))?;
+        book.files.shelves.sweep();
+        keep_reserve(&**self.disk, book.files.ring_length);
+        Ok(())
+    }
+
+    /// Takes an epoch above every one that this folder has seen, and notes it durably first.
+    fn next_epoch(&self, known: u64) -> Result<u64, StoreError> {
+        let noted = self.disk.read(EPOCH).map_err(|error| self.error(EPOCH, error))?;
+        let noted = noted.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse().ok());
+        let epoch =
+            self.options.epoch_hint.max(noted.unwrap_or(0).max(known).saturating_add(1));
+        self.disk
+            .write(EPOCH, format!("{epoch}\n").as_bytes())
+            .map_err(|error| self.error(EPOCH, error))?;
+        Ok(epoch)
     }
 }
 
-/// A later version's file is left alone. Damage is met when the file is loaded.
-fn refuse_newer(files: &Files, db: &Database, damage: &mut Damage) -> Result<(), StoreError> {
-    match contained(|| read_meta(db, damage)) {
-        Ok(Some(meta)) if meta.format > FORMAT => Err(StoreError::NewerFormat {
-            path: files.disk.path(LIVE),
-            found: meta.format,
-            known: FORMAT,
-        }),
-        _ => Ok(()),
+/// Keeps bytes back that can be given up when the disk is full.
+pub(super) fn keep_reserve(disk: &dyn Disk, ring_length: u64) {
+    let bytes = usize::try_from(RESERVE_BYTES.min(ring_length / 4)).unwrap_or(0);
+    if let Ok(None) = disk.length(RESERVE)
+        && let Err(error) = disk.write(RESERVE, &vec![0; bytes])
+    {
+        tracing::warn!(%error, "no reserve for a full disk can be kept");
     }
+}
+
+fn list_shelved(book: &mut Book, side: Side, name: Arc<str>, piece: super::book::Piece) {
+    if let super::book::Place::Shelf { file, at } = piece.place {
+        book.files.shelves.hold(file, at + u64::from(piece.length));
+    }
+    book.queues_mut(side).entry(name).or_default().pieces.push_back(piece);
+}
+
+/// Forgets the pieces of which every row is settled or trimmed.
+fn prune(book: &mut Book, state: &State) {
+    for (name, sink) in &state.sinks {
+        let Some(queue) = book.outboxes.get(name) else {
+            continue;
+        };
+        let gone = queue.index_of(sink.cursor + sink.front.len() as u64 + 1);
+        book.take(Side::Outbox, name, 0..gone);
+        if let Some((lanes, queue)) = sink.lanes.zip(book.outboxes.get(name)) {
+            let from = queue.pieces.partition_point(|piece| piece.first <= lanes.split);
+            let to = queue.pieces.partition_point(|piece| piece.end() <= lanes.live + 1);
+            book.take(Side::Outbox, name, from..to.max(from));
+        }
+    }
+    for (name, table) in &state.tables {
+        let gone = book.logs.get(name).map_or(0, |queue| queue.index_of(table.start));
+        book.take(Side::Log, name, 0..gone);
+    }
+}
+
+/// Makes the states that are not there from the pieces; `true` when one held anything.
+fn rebuild(book: &mut Book, state: &mut State, layout: &Layout) -> bool {
+    let sinks: BTreeSet<Arc<str>> = layout
+        .sinks
+        .iter()
+        .map(|sink| &sink.name)
+        .chain(book.outboxes.keys())
+        .filter(|name| !state.sinks.contains_key(*name))
+        .cloned()
+        .collect();
+    let tables: BTreeSet<Arc<str>> = layout
+        .tables
+        .iter()
+        .map(|table| &table.name)
+        .chain(book.logs.keys())
+        .filter(|name| !state.tables.contains_key(*name))
+        .cloned()
+        .collect();
+    let mut rebuilt = false;
+    for name in sinks {
+        let sink = outbox::rebuild(book, &name);
+        rebuilt |= sink != SinkState::default();
+        state.sinks.insert(name, sink);
+    }
+    for name in tables {
+        let passed = state
+            .progress
+            .values()
+            .flat_map(|progress| progress.processed.iter().chain(&progress.replay_from))
+            .filter(|(table, _)| *table == name)
+            .map(|(_, position)| *position)
+            .max();
+        let table = log::rebuild(book, &name, passed.unwrap_or(0));
+        rebuilt |= table != TableState::default();
+        state.tables.insert(name, table);
+    }
+    rebuilt
 }
 
 pub(super) fn quarantine_name(disk: &dyn Disk) -> Result<String, StoreError> {
-    let name = |number| format!("{LIVE}.quarantine-{number}");
+    let name = |number| format!("{TREE}.quarantine-{number}");
     for number in 1..QUARANTINES_MAX {
-        let taken = disk.length(&name(number)).map_err(|e| io_error(disk, LIVE, e))?;
+        let taken = disk.length(&name(number)).map_err(|e| io_error(disk, TREE, e))?;
         if taken.is_none() {
             return Ok(name(number));
         }
@@ -235,213 +537,105 @@ pub(super) fn quarantine_name(disk: &dyn Disk) -> Result<String, StoreError> {
     Ok(name(QUARANTINES_MAX))
 }
 
-/// Makes a store under another name, complete and synced, and puts it in place.
-fn make(
-    files: &Files,
-    options: &StoreOptions,
-    aside: Option<&str>,
-) -> Result<Database, StoreError> {
-    let disk = &*files.disk;
-    let epoch = next_epoch(disk, options.epoch_hint, 0)?;
-    let meta = Meta { format: FORMAT, epoch, commit: 0, gateway: options.gateway.clone() };
-    let written = files.open(NEW, true).and_then(|db| {
-        write(&db, |records| put(records, Kind::Meta, "", &meta.encode()))?;
-        contained(|| db.close().map_err(Trouble::from))
-    });
-    written.map_err(|trouble| failed(files, &trouble))?;
-    disk.publish(NEW, LIVE, aside).map_err(|error| io_error(disk, LIVE, error))?;
-    files.open_live().map_err(|trouble| failed(files, &trouble))
-}
-
-/// Takes an epoch above every one that this folder has seen, and notes it durably first.
-fn next_epoch(disk: &dyn Disk, hint: u64, known: u64) -> Result<u64, StoreError> {
-    let noted = disk.read(EPOCH).map_err(|error| io_error(disk, EPOCH, error))?;
-    let noted = noted.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse().ok());
-    let epoch = hint.max(noted.unwrap_or(0).max(known).saturating_add(1));
-    disk.write(EPOCH, format!("{epoch}\n").as_bytes())
-        .map_err(|error| io_error(disk, EPOCH, error))?;
-    Ok(epoch)
-}
-
-/// Runs one durable transaction of its own.
-pub(super) fn write(
-    db: &Database,
-    work: impl FnOnce(&mut Records<'_>) -> Result<(), Trouble>,
-) -> Result<(), Trouble> {
-    contained(|| {
-        let txn = db.begin_write()?;
-        let mut records = txn.open_table(RECORDS)?;
-        work(&mut records)?;
-        drop(records);
-        Ok(txn.commit()?)
-    })
-}
-
-/// The tree as of the last commit.
-pub(super) fn records(db: &Database) -> Result<ReadRecords, Trouble> {
-    Ok(db.begin_read()?.open_table(RECORDS)?)
-}
-
-/// The record that counts commits, if it passes its check.
-pub(super) fn read_meta(db: &Database, damage: &mut Damage) -> Result<Option<Meta>, Trouble> {
-    let at = key(Kind::Meta, "", 0);
-    let Some(value) = records(db)?.get_owned(at.as_slice())? else {
-        return Ok(None);
+/// Takes over the dead letters of a broken tree that can be read; returns how many were bad.
+fn rescue_letters(book: &mut Book, tree: Option<&Database>) -> u64 {
+    let Some(tree) = tree else {
+        return 0;
     };
-    let meta = unseal(&at, value.value()).and_then(Meta::decode);
-    if meta.is_none() {
-        damage.bad(&at, value.value());
-    }
-    Ok(meta)
-}
-
-/// What the file says, and what it no longer says.
-struct Loaded {
-    state: State,
-    meta_lost: bool,
-    progress_lost: Vec<String>,
-    rebuilt: bool,
-}
-
-fn load(db: &Database, layout: &Layout, damage: &mut Damage) -> Result<Loaded, Trouble> {
-    let meta = read_meta(db, damage)?;
-    let meta_lost = meta.is_none();
-    let meta = meta.unwrap_or(Meta { format: FORMAT, epoch: 0, commit: 0, gateway: String::new() });
-    let records = records(db)?;
-    let mut bad = BTreeSet::new();
-    let sinks = states(&records, Kind::Sink, damage, &mut bad, |_, body| SinkState::decode(body))?;
-    let tables =
-        states(&records, Kind::Table, damage, &mut bad, |_, body| TableState::decode(body))?;
-    let progress = states(&records, Kind::Progress, damage, &mut bad, |name, body| {
-        decode_progress(Arc::from(name), body).map(Arc::new)
-    })?;
-    let schemas = load_schemas(&records, damage)?;
-    let mut state = State { meta, sinks, tables, progress, schemas };
-    let progress_lost = bad
-        .iter()
-        .filter(|(kind, _)| *kind == Kind::Progress as u8)
-        .map(|(_, name)| name.clone())
-        .collect();
-    let rebuilt = rebuild(&records, &mut state, layout, &bad, damage)?;
-    let rebuilt = rebuilt || damage.records > 0;
-    Ok(Loaded { state, meta_lost, progress_lost, rebuilt })
-}
-
-/// Reads the state records of one kind; the names of those that failed go to `bad`.
-fn states<T>(
-    records: &ReadRecords,
-    kind: Kind,
-    damage: &mut Damage,
-    bad: &mut BTreeSet<(u8, String)>,
-    decode: impl Fn(&str, &[u8]) -> Option<T>,
-) -> Result<BTreeMap<Arc<str>, T>, Trouble> {
-    let mut states = BTreeMap::new();
-    let (low, high) = ([kind as u8], [kind as u8 + 1]);
-    for entry in records.range::<&[u8]>(low.as_slice()..high.as_slice())? {
-        let (key, value) = entry?;
-        let name = split_key(key.value()).map(|(_, name, _)| name);
-        let decoded = name.zip(unseal(key.value(), value.value()));
-        if let Some((name, state)) =
-            decoded.and_then(|(name, body)| Some((name, decode(name, body)?)))
-        {
-            states.insert(Arc::from(name), state);
-        } else {
-            damage.bad(key.value(), value.value());
-            bad.insert((kind as u8, name.unwrap_or_default().to_owned()));
-        }
-    }
-    Ok(states)
-}
-
-fn load_schemas(
-    records: &ReadRecords,
-    damage: &mut Damage,
-) -> Result<BTreeMap<Arc<str>, Schemas>, Trouble> {
-    let mut schemas: BTreeMap<Arc<str>, Schemas> = BTreeMap::new();
-    let (low, high) = ([Kind::Schema as u8], [Kind::Schema as u8 + 1]);
-    for entry in records.range::<&[u8]>(low.as_slice()..high.as_slice())? {
-        let (key, value) = entry?;
-        let schema = unseal(key.value(), value.value()).and_then(decode_schema);
-        let place = split_key(key.value());
-        match place.zip(schema) {
-            Some(((_, table, number), schema)) => {
-                schemas.entry(Arc::from(table)).or_default().push((number, schema));
+    let mut found: Vec<(Arc<str>, u64, Vec<u8>)> = Vec::new();
+    let mut bad = 0;
+    let read = contained(|| {
+        let records = records(tree)?;
+        for_each(&records, Kind::Rejected as u8..Kind::Rejected as u8 + 1, |key, value| {
+            match split_key(key).zip(unseal(key, value)) {
+                Some(((_, name, position), body)) => {
+                    found.push((Arc::from(name), position, body.to_vec()));
+                }
+                None => bad += 1,
             }
-            None => damage.bad(key.value(), value.value()),
-        }
-    }
-    Ok(schemas)
-}
-
-/// Rebuilds the states that failed their check or are not there, from the rows.
-fn rebuild(
-    records: &ReadRecords,
-    state: &mut State,
-    layout: &Layout,
-    bad: &BTreeSet<(u8, String)>,
-    damage: &mut Damage,
-) -> Result<bool, Trouble> {
-    let lost = |kind: Kind| {
-        let lost = bad.iter().filter(move |(bad, name)| *bad == kind as u8 && !name.is_empty());
-        lost.map(|(_, name)| Arc::from(&**name))
-    };
-    let sinks: BTreeSet<Arc<str>> =
-        layout.sinks.iter().map(|sink| sink.name.clone()).chain(lost(Kind::Sink)).collect();
-    let tables: BTreeSet<Arc<str>> =
-        layout.tables.iter().map(|table| table.name.clone()).chain(lost(Kind::Table)).collect();
-    let mut rebuilt = false;
-    for name in sinks {
-        if let Entry::Vacant(vacant) = state.sinks.entry(name) {
-            let sink = outbox::rebuild(records, vacant.key(), damage)?;
-            rebuilt |= sink != SinkState::default();
-            vacant.insert(sink);
-        }
-    }
-    for name in tables {
-        if !state.tables.contains_key(&name) {
-            let passed = state
-                .progress
-                .values()
-                .flat_map(|progress| progress.processed.iter().chain(&progress.replay_from))
-                .filter(|(table, _)| *table == name)
-                .map(|(_, position)| *position)
-                .max();
-            let table = log::rebuild(records, &name, passed.unwrap_or(0))?;
-            rebuilt |= table != TableState::default();
-            state.tables.insert(name, table);
-        }
-    }
-    Ok(rebuilt)
-}
-
-/// Raises the epoch where ids could repeat, and writes what was rebuilt.
-fn settle_epoch(
-    files: &Files,
-    db: &Database,
-    loaded: Loaded,
-    options: &StoreOptions,
-    recovery: &mut Recovery,
-) -> Result<State, StoreError> {
-    let Loaded { mut state, meta_lost, progress_lost, rebuilt } = loaded;
-    let renamed = state.meta.gateway != options.gateway;
-    if meta_lost || !progress_lost.is_empty() {
-        state.meta.epoch = next_epoch(&*files.disk, options.epoch_hint, state.meta.epoch)?;
-        tracing::error!(epoch = state.meta.epoch, ?progress_lost, "progress is lost: new epoch");
-    }
-    state.meta.gateway.clone_from(&options.gateway);
-    if meta_lost || rebuilt || renamed {
-        write(db, |records| {
-            // What failed its check has been counted and copied aside; it shall not be met again.
-            let (low, high) = ([Kind::Sink as u8], [Kind::Log as u8]);
-            records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |key, value| {
-                unseal(key, value).is_some()
-            })?;
-            state.put_all(records)
         })
-        .map_err(|trouble| failed(files, &trouble))?;
+    });
+    if let Err(trouble) = read {
+        tracing::error!(reason = trouble.text(), "not all dead letters could be read");
+        bad += 1;
     }
-    recovery.progress_lost = progress_lost;
-    Ok(state)
+    for (name, position, body) in found {
+        let bytes = (super::format::SEAL_BYTES + body.len()) as u64;
+        let letters = book.letters.entry(name).or_default();
+        letters.insert(position, Letter { bytes, body: Some(body) });
+    }
+    bad
+}
+
+impl Loaded {
+    fn is_format(&self, format: u32) -> bool {
+        self.state.as_ref().is_some_and(|state| state.meta.format == format)
+    }
+
+    fn take(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
+        let (kind, name, position) = split_key(key)?;
+        let body = unseal(key, value)?;
+        let name: Arc<str> = Arc::from(name);
+        let state = self.state.as_mut()?;
+        match kind {
+            Kind::Meta => {}
+            Kind::Sink if state.meta.format == FORMAT_REDB_ALONE => {
+                state.sinks.insert(name, SinkState::decode_redb_alone(body)?);
+            }
+            Kind::Sink => {
+                state.sinks.insert(name, SinkState::decode(body)?);
+            }
+            Kind::Table => {
+                state.tables.insert(name, TableState::decode(body)?);
+            }
+            Kind::Progress => {
+                state.progress.insert(name.clone(), Arc::new(decode_progress(name, body)?));
+            }
+            Kind::Schema => {
+                state.schemas.entry(name).or_default().push((position, decode_schema(body)?));
+            }
+            Kind::Count => {
+                state.counts.insert(name, position);
+            }
+            Kind::LogPiece => self.pieces.push((Side::Log, name, decode_piece(position, body)?)),
+            Kind::OutboxPiece => {
+                self.pieces.push((Side::Outbox, name, decode_piece(position, body)?));
+            }
+            Kind::Rejected => {
+                let letter = Letter { bytes: value.len() as u64, body: None };
+                self.letters.push((name, position, letter));
+            }
+            // Rows of format 1: taken over one by one.
+            Kind::Log | Kind::Outbox => {}
+            Kind::Forgotten => return None,
+        }
+        Some(())
+    }
+}
+
+/// Reads every record of the tree but the rows of format 1. Records come in the order of their
+/// kinds, so that meta is the first.
+fn load(tree: &Database) -> Result<Loaded, Trouble> {
+    let records = records(tree)?;
+    let mut loaded = Loaded::default();
+    let at = super::format::key(Kind::Meta, "", 0);
+    let meta = records.get_owned(at.as_slice())?;
+    let meta = meta.and_then(|value| Meta::decode(unseal(&at, value.value())?));
+    let newer = meta.as_ref().is_some_and(|meta| meta.format > FORMAT);
+    let is_old = meta.as_ref().is_some_and(|meta| meta.format == FORMAT_REDB_ALONE);
+    loaded.state = meta.map(State::new);
+    if newer {
+        return Ok(loaded);
+    }
+    let kinds = if is_old { vec![b'A'..b'F', b'H'..b'I'] } else { vec![b'A'..b'Z'] };
+    for range in kinds {
+        for_each(&records, range, |key, value| {
+            if loaded.take(key, value).is_none() {
+                loaded.bad.push((key.to_vec(), value.to_vec()));
+            }
+        })?;
+    }
+    Ok(loaded)
 }
 
 fn unclaimed(state: &State, layout: &Layout) -> Vec<String> {

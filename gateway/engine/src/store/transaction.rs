@@ -1,81 +1,132 @@
-//! What one transaction changes, from the work that waited: first what frees room, then what takes
-//! it, then the bounds. Every change of state happens here; whoever calls decides whether it stands.
+//! What one commit changes, from the work that waited: first what frees room, then what takes it,
+//! then the bounds. Every change of state happens here, and none of them can fail halfway: what
+//! comes of it is a draft that is written, again if need be, until it is durable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::border::{Layout, LogRows, OutboxRows, WhenFull};
-use super::damage::{Damage, Trouble};
-use super::format::{Kind, encode_progress};
+use super::book::Book;
+use super::border::{Layout, LogRows, OutboxRows, StoreError, WhenFull};
+use super::files::TREE;
 use super::log;
-use super::outbox::{self, Fate, Records, Room};
-use super::recovery::{State, put};
-use super::work::{Work, droppable};
+use super::outbox::{self, Fate, Room};
+use super::state::State;
+use super::work::{Answer, Order, What, Work, answer, droppable};
 
-/// One transaction being filled.
-pub(super) struct Transaction<'a, 'txn> {
-    pub(super) records: Records<'txn>,
+/// One commit being made.
+pub(super) struct Transaction<'a> {
+    pub(super) book: &'a mut Book,
     pub(super) state: &'a mut State,
-    pub(super) damage: &'a mut Damage,
     pub(super) layout: &'a Layout,
     pub(super) max_bytes: u64,
+    /// What `expire` said last: the only time that the store knows.
+    pub(super) now: Option<i64>,
 }
 
-impl Transaction<'_, '_> {
-    /// Applies the work in the order that frees room first; returns the encoded bytes.
-    pub(super) fn apply(&mut self, work: &Work) -> Result<u64, Trouble> {
-        self.settle(work)?;
-        let mut bytes = 0;
+impl Transaction<'_> {
+    /// Applies the work in the order that frees room first.
+    pub(super) fn apply(&mut self, work: &Work) {
+        self.settle(work);
+        for pending in &work.commits {
+            for (name, more) in &pending.commit.counts {
+                let count = self.state.counts.entry(name.clone()).or_default();
+                *count = count.saturating_add(*more);
+            }
+        }
         let progresses = work.commits.iter().filter_map(|p| p.commit.progress.as_ref());
         // Of several by one stream the last one counts.
         let latest: BTreeMap<_, _> =
             progresses.map(|progress| (&progress.stream, progress)).collect();
         for (stream, progress) in latest {
-            let body = encode_progress(progress);
-            put(&mut self.records, Kind::Progress, stream, &body)?;
             self.state.progress.insert(stream.clone(), Arc::new(progress.clone()));
-            bytes += body.len() as u64;
         }
-        bytes += self.append_outboxes(work)?;
-        bytes += self.append_logs(work)?;
-        self.trim_logs()?;
-        self.bound_store()?;
-        Ok(bytes)
+        self.append_outboxes(work);
+        self.append_logs(work);
+        self.trim_logs();
+        self.bound_store();
+    }
+
+    /// Does what somebody ordered; the answer is given when it is durable.
+    pub(super) fn order(&mut self, order: Order) -> Answer {
+        let Order { sink, what } = order;
+        let state = self.state.sinks.entry(sink.clone()).or_default();
+        match what {
+            What::Pause { paused, reply } => {
+                state.paused = paused;
+                Box::new(move |end| answer(reply, end))
+            }
+            What::Split { reply } => {
+                outbox::split(state);
+                let lanes = state.lanes;
+                Box::new(move |end| answer(reply, end.map(|()| lanes)))
+            }
+            What::Letters { positions, again, reply } => {
+                let known = self.book.letters.get(&sink);
+                let positions: Vec<u64> = match known {
+                    Some(letters) if positions.is_empty() => letters.keys().copied().collect(),
+                    _ => positions,
+                };
+                if !again {
+                    let count = outbox::forget_letters(self.book, &sink, state, &positions);
+                    return Box::new(move |end| answer(reply, end.map(|()| count)));
+                }
+                let records = self.book.files.records();
+                let letters = records
+                    .and_then(|records| outbox::letters(&records, self.book, &sink, &positions));
+                match letters {
+                    Ok(letters) => {
+                        let count = outbox::redrive(self.book, &sink, state, letters);
+                        Box::new(move |end| answer(reply, end.map(|()| count)))
+                    }
+                    Err(trouble) => {
+                        let path = self.book.files.disk.path(TREE);
+                        let reason = trouble.text().to_owned();
+                        let error = StoreError::Unreadable { path, reason };
+                        Box::new(move |_| answer(reply, Err(error)))
+                    }
+                }
+            }
+        }
     }
 
     /// Lets the cursors pass what was delivered, refused or has become too old.
-    fn settle(&mut self, work: &Work) -> Result<(), Trouble> {
-        let (records, damage) = (&mut self.records, &mut *self.damage);
+    fn settle(&mut self, work: &Work) {
+        let book = &mut *self.book;
         let mut refusals: Vec<_> = work.refusals.iter().collect();
         refusals.sort_by_key(|refusal| refusal.position);
         for refusal in refusals {
-            let Some(state) = self.state.sinks.get_mut(&refusal.sink) else {
-                continue;
-            };
             let (sink, position) = (&refusal.sink, refusal.position);
-            outbox::reject(records, sink, state, position, &refusal.reason, damage)?;
+            if let Some(state) = self.state.sinks.get_mut(sink) {
+                outbox::reject(book, sink, state, position, &refusal.reason);
+            }
+        }
+        for (sink, upto) in &work.delivered_live {
+            if let Some(state) = self.state.sinks.get_mut(sink) {
+                if state.lanes.is_some() {
+                    outbox::settle_live(book, sink, state, *upto, Fate::Delivered);
+                } else if *upto > state.cursor {
+                    // The backlog ended meanwhile, so that there is one lane again.
+                    outbox::settle(book, sink, state, *upto, Fate::Delivered);
+                }
+            }
         }
         for (sink, upto) in &work.delivered {
-            let Some(state) = self.state.sinks.get_mut(sink) else {
-                continue;
-            };
-            outbox::settle(records, sink, state, *upto, Fate::Delivered, damage)?;
+            if let Some(state) = self.state.sinks.get_mut(sink) {
+                outbox::settle(book, sink, state, *upto, Fate::Delivered);
+            }
         }
         let Some(now) = work.expire else {
-            return Ok(());
+            return;
         };
         for sink in &self.layout.sinks {
             let Some(age) = sink.max_age_us else { continue };
-            let Some(state) = self.state.sinks.get_mut(&sink.name) else {
-                continue;
-            };
-            outbox::expire(records, &sink.name, state, now.saturating_sub(age), damage)?;
+            if let Some(state) = self.state.sinks.get_mut(&sink.name) {
+                outbox::expire(book, &sink.name, state, now.saturating_sub(age));
+            }
         }
-        Ok(())
     }
 
-    fn append_outboxes(&mut self, work: &Work) -> Result<u64, Trouble> {
-        let mut bytes = 0;
+    fn append_outboxes(&mut self, work: &Work) {
         let epoch = self.state.meta.epoch;
         for sink in &self.layout.sinks {
             let parts: Vec<&OutboxRows> = work
@@ -96,17 +147,15 @@ impl Transaction<'_, '_> {
                     .map_or(u64::MAX, |max| max.saturating_sub(state.records())),
                 bytes: sink.max_bytes.saturating_sub(state.bytes).min(free),
             });
-            bytes += outbox::append(&mut self.records, &sink.name, state, epoch, &parts, room)?;
+            outbox::append(self.book, &sink.name, state, epoch, &parts, room);
             if sink.when_full == WhenFull::DropOldest {
                 let excess = outbox::excess(sink, state);
-                outbox::drop_oldest(&mut self.records, &sink.name, state, excess, self.damage)?;
+                outbox::drop_oldest(self.book, &sink.name, state, excess);
             }
         }
-        Ok(bytes)
     }
 
-    fn append_logs(&mut self, work: &Work) -> Result<u64, Trouble> {
-        let mut bytes = 0;
+    fn append_logs(&mut self, work: &Work) {
         for table in &self.layout.tables {
             let parts: Vec<&LogRows> = work
                 .commits
@@ -117,12 +166,21 @@ impl Transaction<'_, '_> {
             if parts.is_empty() {
                 continue;
             }
-            let floor = self.floor(&table.name, &table.readers);
+            let floor = match table.history_us {
+                Some(_) => 0,
+                None => self.floor(&table.name, &table.readers),
+            };
             let state = self.state.tables.entry(table.name.clone()).or_default();
             let schemas = self.state.schemas.entry(table.name.clone()).or_default();
-            bytes += log::append(&mut self.records, &table.name, state, schemas, floor, &parts)?;
+            let appended = log::append(self.book, &table.name, state, schemas, floor, &parts);
+            if let Err(trouble) = appended {
+                // Arrow refuses to encode what it made itself: the rows are lost, and counted as
+                // a hole when they are read, but the log goes on.
+                tracing::error!(table = %table.name, error = trouble.text(), "rows are not kept");
+                let last = parts.last().map(|p| p.position + p.batch.num_rows() as u64);
+                state.end = last.unwrap_or(state.end);
+            }
         }
-        Ok(bytes)
     }
 
     /// The first log position that some reader still needs.
@@ -135,76 +193,67 @@ impl Transaction<'_, '_> {
         readers.iter().map(|stream| needed(stream).unwrap_or(0)).min().unwrap_or(u64::MAX)
     }
 
-    fn trim_logs(&mut self) -> Result<(), Trouble> {
+    fn trim_logs(&mut self) {
         for table in &self.layout.tables {
-            let floor = self.floor(&table.name, &table.readers);
+            let mut floor = self.floor(&table.name, &table.readers);
+            if let Some(history) = table.history_us {
+                // Without a clock nothing is too old.
+                let limit = self.now.map_or(i64::MIN, |now| now.saturating_sub(history));
+                floor = floor.min(log::history_floor(self.book, &table.name, limit));
+            }
             if let Some(state) = self.state.tables.get_mut(&table.name) {
-                log::trim(&mut self.records, &table.name, state, floor)?;
+                log::trim(self.book, &table.name, state, floor);
             }
         }
-        Ok(())
     }
 
     /// Holds the store's own bound; see [`WhenFull`].
-    fn bound_store(&mut self) -> Result<(), Trouble> {
+    fn bound_store(&mut self) {
         loop {
             let over = self.state.held_bytes().saturating_sub(self.max_bytes);
-            if over == 0 {
-                return Ok(());
-            }
-            // Logs have what the sinks' own bounds leave of the store, or a quarter of it. Beyond
-            // that they give way first: a stream that cannot go on does not evict other streams'
-            // results.
-            let layout = self.layout;
-            let sinks_max: u64 = layout.sinks.iter().map(|sink| sink.max_bytes).sum();
-            let logs_max = self.max_bytes.saturating_sub(sinks_max).max(self.max_bytes / 4);
-            let logs: u64 = self.state.tables.values().map(|table| table.bytes).sum();
-            if logs > logs_max && self.drop_log()? {
-                continue;
-            }
-            let gives = |name: &Arc<str>| {
-                let named = layout.sinks.iter().find(|sink| sink.name == *name);
-                named.is_none_or(|sink| sink.when_full == WhenFull::DropOldest)
-            };
-            let sinks = self.state.sinks.iter_mut();
-            let largest = sinks
-                .filter(|(name, sink)| sink.records() > 0 && gives(name))
-                .max_by_key(|(_, sink)| sink.bytes);
-            if let Some((name, sink)) = largest {
-                let excess = Room { records: 1, bytes: over.min(sink.bytes) };
-                outbox::drop_oldest(&mut self.records, name, sink, excess, self.damage)?;
-                continue;
-            }
-            if !self.drop_log()? {
-                return Ok(());
+            if over == 0 || !self.give_way(over) {
+                return;
             }
         }
+    }
+
+    /// Drops at most `over` bytes where the policies allow it: of one sink, or one piece of a log.
+    /// `false` when nothing is left to drop.
+    pub(super) fn give_way(&mut self, over: u64) -> bool {
+        // Logs have what the sinks' own bounds leave of the store, or a quarter of it. Beyond that
+        // they give way first: a stream that cannot go on does not evict other streams' results.
+        let layout = self.layout;
+        let sinks_max: u64 = layout.sinks.iter().map(|sink| sink.max_bytes).sum();
+        let logs_max = self.max_bytes.saturating_sub(sinks_max).max(self.max_bytes / 4);
+        let logs: u64 = self.state.tables.values().map(|table| table.bytes).sum();
+        if logs > logs_max && self.drop_log() {
+            return true;
+        }
+        // Sinks that no layout names go before all others.
+        let gives = |name: &Arc<str>| match layout.sinks.iter().find(|sink| sink.name == *name) {
+            Some(sink) if sink.when_full == WhenFull::DropOldest => Some(sink.priority),
+            Some(_) => None,
+            None => Some(i32::MIN),
+        };
+        let sinks = self.state.sinks.iter_mut().filter(|(_, sink)| sink.records() > 0);
+        let largest = sinks
+            .filter_map(|(name, sink)| Some((gives(name)?, name, sink)))
+            .min_by_key(|(priority, _, sink)| (*priority, std::cmp::Reverse(sink.bytes)));
+        if let Some((_, name, sink)) = largest {
+            let excess = Room { records: 1, bytes: over.min(sink.bytes) };
+            outbox::drop_oldest(self.book, name, sink, excess);
+            return true;
+        }
+        self.drop_log()
     }
 
     /// Drops the oldest rows of the largest log; false where there is nothing to drop.
-    fn drop_log(&mut self) -> Result<bool, Trouble> {
+    fn drop_log(&mut self) -> bool {
         let tables = self.state.tables.iter_mut();
         let largest = tables.max_by_key(|(_, table)| table.bytes);
         match largest.filter(|(_, table)| table.bytes > 0) {
-            Some((name, table)) => log::drop_oldest(&mut self.records, name, table),
-            None => Ok(false),
+            Some((name, table)) => log::drop_oldest(self.book, name, table),
+            None => false,
         }
-    }
-
-    /// Writes the states that changed, and the number that tells that the commit landed.
-    pub(super) fn put_states(&mut self, before: &State) -> Result<(), Trouble> {
-        self.state.meta.commit += 1;
-        put(&mut self.records, Kind::Meta, "", &self.state.meta.encode())?;
-        for (name, sink) in &self.state.sinks {
-            if before.sinks.get(name) != Some(sink) {
-                put(&mut self.records, Kind::Sink, name, &sink.encode())?;
-            }
-        }
-        for (name, table) in &self.state.tables {
-            if before.tables.get(name) != Some(table) {
-                put(&mut self.records, Kind::Table, name, &table.encode())?;
-            }
-        }
-        Ok(())
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arrow::record_batch::RecordBatch;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::border::{Commit, Layout, OutboxRow, Rejected, StoreError, WhenFull};
-use super::recovery::State;
+use super::border::{Commit, Lanes, Layout, OutboxRow, Rejected, StoreError, Verified, WhenFull};
+use super::state::State;
 
 /// The answer to a question that the thread reads from the file.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -37,6 +37,14 @@ pub(super) enum Ask {
     Alive {
         reply: Reply<()>,
     },
+    /// Whether everything stored passes its check.
+    Verify {
+        reply: Reply<Verified>,
+    },
+    /// Gives unused room back: bytes of the files before and after.
+    Compact {
+        reply: Reply<(u64, u64)>,
+    },
 }
 
 impl Ask {
@@ -47,6 +55,8 @@ impl Ask {
             Ask::Log { reply, .. } => answer(reply, Err(reason.clone())),
             Ask::Rejected { reply, .. } => answer(reply, Err(reason.clone())),
             Ask::Alive { reply } => answer(reply, Err(reason.clone())),
+            Ask::Verify { reply } => answer(reply, Err(reason.clone())),
+            Ask::Compact { reply } => answer(reply, Err(reason.clone())),
         }
     }
 
@@ -57,6 +67,8 @@ impl Ask {
             Ask::Log { reply, .. } => reply.is_closed(),
             Ask::Rejected { reply, .. } => reply.is_closed(),
             Ask::Alive { reply } => reply.is_closed(),
+            Ask::Verify { reply } => reply.is_closed(),
+            Ask::Compact { reply } => reply.is_closed(),
         }
     }
 }
@@ -65,9 +77,46 @@ impl Ask {
 pub(super) struct Pending {
     pub(super) commit: Commit,
     pub(super) ticket: oneshot::Sender<Result<(), StoreError>>,
-    /// Given back when the commit is durable or has failed.
+    /// Given back when the commit is durable or has failed, or is held in memory.
     pub(super) _slot: OwnedSemaphorePermit,
 }
+
+/// What somebody wants done to a sink.
+pub(super) struct Order {
+    pub(super) sink: Arc<str>,
+    pub(super) what: What,
+}
+
+/// Orders, each answered when it is durable.
+pub(super) enum What {
+    Pause {
+        paused: bool,
+        reply: Reply<()>,
+    },
+    Split {
+        reply: Reply<Option<Lanes>>,
+    },
+    /// Dead letters go, `again` into the outbox; no positions are all of them.
+    Letters {
+        positions: Vec<u64>,
+        again: bool,
+        reply: Reply<u64>,
+    },
+}
+
+impl What {
+    /// Answers that nothing was done.
+    pub(super) fn refuse(self, reason: &StoreError) {
+        match self {
+            What::Pause { reply, .. } => answer(reply, Err(reason.clone())),
+            What::Split { reply } => answer(reply, Err(reason.clone())),
+            What::Letters { reply, .. } => answer(reply, Err(reason.clone())),
+        }
+    }
+}
+
+/// Tells whoever waits how it ended.
+pub(super) type Answer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 
 /// A row that its sink refused.
 pub(super) struct Refusal {
@@ -81,6 +130,8 @@ pub(super) struct Refusal {
 pub(super) struct Work {
     pub(super) commits: Vec<Pending>,
     pub(super) delivered: BTreeMap<Arc<str>, u64>,
+    pub(super) delivered_live: BTreeMap<Arc<str>, u64>,
+    pub(super) orders: Vec<Order>,
     pub(super) refusals: Vec<Refusal>,
     pub(super) expire: Option<i64>,
 }

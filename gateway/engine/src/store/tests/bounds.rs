@@ -17,6 +17,7 @@ async fn a55_drop_oldest_keeps_the_newest_within_rows_and_bytes() {
         assert_eq!(bodies(&waiting(&store, "a").await), [5, 6, 7, 8]);
         let backlog = store.backlog("a");
         assert_eq!((backlog.records, backlog.bytes, backlog.dropped), (4, 20, 5));
+        assert_eq!(notices(&store, "a").await, [(5, 0, 4)], "one notice for all that is missing");
         store.close().await.unwrap();
         let (store, _) = open_with(&disk, &options(), bounded).unwrap();
         assert_eq!(store.backlog("a"), backlog, "what was dropped stays counted");
@@ -38,6 +39,7 @@ async fn a_row_under_way_that_is_dropped_is_counted_once() {
     assert_eq!((backlog.delivered, backlog.dropped, backlog.records), (0, 2, 2));
     let next = store.next("a", 2, 10, 1000).await.unwrap();
     assert_eq!((next[0].position, bodies(&next)), (3, vec![2, 3]));
+    assert_eq!(notices(&store, "a").await, [], "both arrived, so nothing is told missing");
 }
 
 #[tokio::test]
@@ -50,12 +52,15 @@ async fn drop_newest_keeps_the_oldest() {
     put(&store, "a", 3..9).await;
     assert_eq!(bodies(&waiting(&store, "a").await), [0, 1, 2, 3]);
     assert_eq!((store.backlog("a").records, store.backlog("a").dropped), (4, 5));
+    assert_eq!(notices(&store, "a").await, [(5, 4, 8)]);
+    put(&store, "a", 9..12).await;
+    assert_eq!(notices(&store, "a").await, [(5, 4, 11)], "while it stays full there is one notice");
     store.delivered("a", 2);
     settle(&store).await;
-    put(&store, "a", 9..10).await;
+    put(&store, "a", 12..13).await;
     let rows = waiting(&store, "a").await;
-    assert_eq!(bodies(&rows), [2, 3, 9]);
-    assert_eq!(rows[2].position, 5, "positions have no hole");
+    assert_eq!(bodies(&rows), [2, 3, 12]);
+    assert_eq!(rows[2].position, 6, "behind the notice, which has a position as well");
 }
 
 #[tokio::test]
@@ -111,7 +116,9 @@ async fn rows_expire_by_age_from_the_front_only() {
     store.flush();
     settle(&store).await;
     assert_eq!(bodies(&waiting(&store, "a").await), [2, 3], "1,050 is 101 old, 1,200 is not");
-    assert_eq!((store.backlog("a").dropped, store.backlog("a").oldest_created), (2, Some(1_200)));
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.expired, backlog.dropped, backlog.records), (2, 0, 2));
+    assert_eq!(notices(&store, "a").await, [(2, 0, 1)]);
     assert_eq!(waiting(&store, "b").await.len(), 2, "b has no bound of age");
 }
 

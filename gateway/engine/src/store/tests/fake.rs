@@ -135,6 +135,11 @@ impl FakeDisk {
         file.dirty.clear();
     }
 
+    /// Removes a file from the device.
+    pub(super) fn forget(&self, name: &str) {
+        self.inner.lock().unwrap().files.remove(name).unwrap();
+    }
+
     fn step(&self, grows: bool) -> io::Result<()> {
         let mut inner = self.inner.lock().unwrap();
         inner.operations += 1;
@@ -211,6 +216,15 @@ impl Disk for FakeDisk {
         let file = inner.files.remove(from).ok_or(io::ErrorKind::NotFound)?;
         inner.files.insert(to.to_owned(), file);
         Ok(())
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.step(false)?;
+        Ok(FakeDisk::names(self))
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.step(false)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {

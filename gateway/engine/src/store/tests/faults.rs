@@ -33,6 +33,7 @@ async fn run(disk: &FakeDisk, told: &mut Told) -> Result<(), StoreError> {
             rows: vec![log_rows(2 * step..2 * step + 2)],
             outbox: vec![results("a", step..step + 1, 1), results("b", step..step + 1, 1)],
             progress: Some(progress(&step.to_le_bytes(), 2 * step + 2, replay_from(step))),
+            ..Commit::default()
         };
         store.submit(one).await?.await?;
         told.commits = step + 1;

@@ -19,6 +19,7 @@ async fn gives_back_what_was_put_in_order_with_ids_and_windows() {
             body: Bytes::from((100 + n).to_string()),
             window: Some((10, 20)),
             created: 1,
+            gap: None,
         })
         .collect();
     assert_eq!(rows, expected);
@@ -142,7 +143,7 @@ async fn dead_letters_are_bounded() {
 async fn a_log_keeps_rows_until_every_reader_has_passed_them() {
     let disk = FakeDisk::default();
     let two = Layout {
-        tables: vec![TableLayout { name: "t".into(), readers: vec!["s".into(), "x".into()] }],
+        tables: vec![TableLayout { name: "t".into(), readers: vec!["s".into(), "x".into()], history_us: None }],
         sinks: vec![sink("b")],
     };
     let (store, _) = open_with(&disk, &options(), two.clone()).unwrap();
@@ -190,7 +191,7 @@ async fn a_table_whose_columns_change_keeps_its_old_rows() {
     let (store, _) = open(&disk).unwrap();
     commit(&store, Commit { rows: vec![log_rows(0..2)], ..Commit::default() }).await.unwrap();
     let narrow = rows(2..4).project(&[0, 3]).unwrap();
-    let part = LogRows { table: "t".into(), position: 2, batch: narrow.clone() };
+    let part = LogRows { table: "t".into(), position: 2, accepted: 0, batch: narrow.clone() };
     let parts = vec![part, log_rows(4..6)];
     commit(&store, Commit { rows: parts, ..Commit::default() }).await.unwrap();
     store.close().await.unwrap();

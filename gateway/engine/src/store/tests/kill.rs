@@ -51,6 +51,7 @@ async fn writer() {
             rows: vec![log_rows(n..n + 1)],
             outbox: vec![results("a", n..n + 1, 1), results("b", n..n + 1, 1)],
             progress: Some(progress(&n.to_le_bytes(), n + 1, n.saturating_sub(9))),
+            ..Commit::default()
         };
         tickets.push_back((n, store.submit(one).await.unwrap()));
         if tickets.len() >= 8 {

@@ -1,6 +1,7 @@
 //! What the store promises, by fault. Expected values come from a model: a `Vec`, or a hand count.
 
 mod bounds;
+mod crash;
 mod encoding;
 mod fake;
 mod faults;
@@ -28,7 +29,7 @@ use fake::FakeDisk;
 const NO_BOUND: u64 = 1 << 40;
 
 fn options() -> StoreOptions {
-    StoreOptions::new("/fake", "gw", 7)
+    StoreOptions { ring_bytes: 64 << 10, ..StoreOptions::new("/fake", "gw", 7) }
 }
 
 fn sink(name: &str) -> SinkLayout {
@@ -38,13 +39,14 @@ fn sink(name: &str) -> SinkLayout {
         max_age_us: None,
         max_records: None,
         when_full: WhenFull::DropOldest,
+        priority: 0,
     }
 }
 
 /// Table `t`, read by stream `s`; sinks `a` and `b`.
 fn layout() -> Layout {
     Layout {
-        tables: vec![TableLayout { name: "t".into(), readers: vec!["s".into()] }],
+        tables: vec![TableLayout { name: "t".into(), readers: vec!["s".into()], history_us: None }],
         sinks: vec![sink("a"), sink("b")],
     }
 }
@@ -76,7 +78,7 @@ fn rows(positions: std::ops::Range<u64>) -> RecordBatch {
 }
 
 fn log_rows(positions: std::ops::Range<u64>) -> LogRows {
-    LogRows { table: "t".into(), position: positions.start, batch: rows(positions) }
+    LogRows { table: "t".into(), position: positions.start, accepted: 0, batch: rows(positions) }
 }
 
 /// Results of stream `s` for a sink: one body per number, its text.
@@ -119,8 +121,20 @@ fn bodies(rows: &[OutboxRow]) -> Vec<u64> {
     rows.iter().map(|row| std::str::from_utf8(&row.body).unwrap().parse().unwrap()).collect()
 }
 
-/// Everything that waits for a sink; empty when nothing does.
+/// Every record that waits for a sink.
 async fn waiting(store: &Store, sink: &str) -> Vec<OutboxRow> {
+    let rows = open_rows(store, sink).await;
+    rows.into_iter().filter(|row| row.gap.is_none()).collect()
+}
+
+/// Every notice of missing records that waits for a sink: position, first and last `seq`.
+async fn notices(store: &Store, sink: &str) -> Vec<(u64, u64, u64)> {
+    let rows = open_rows(store, sink).await;
+    rows.iter().filter_map(|row| row.gap.map(|gap| (row.position, gap.from, gap.to))).collect()
+}
+
+/// Every record and notice that waits for a sink; empty when nothing does.
+async fn open_rows(store: &Store, sink: &str) -> Vec<OutboxRow> {
     let mut all: Vec<OutboxRow> = Vec::new();
     let mut after = store.cursor(sink);
     let end = store.shared.state().sinks[sink].next - 1;

@@ -82,6 +82,7 @@ async fn readers_of_a_table_change_what_its_log_keeps() {
         tables: vec![TableLayout {
             name: "t".into(),
             readers: names.iter().map(|name| (*name).into()).collect(),
+            history_us: None,
         }],
         sinks: vec![sink("b")],
     };

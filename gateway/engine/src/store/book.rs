@@ -1,0 +1,310 @@
+//! Where every stored row lies: in a frame of the ring, or on a shelf.
+//!
+//! A queue per outbox and per log lists its pieces in the order of their positions; a frame knows how
+//! many pieces in it are still needed. New rows go into a draft, which becomes the next frame. All of
+//! it is in memory, some 50 bytes a piece, and is made again from the checkpoint and the ring at each
+//! start. Knows where bytes lie and whether they are whole; what rows mean is for `outbox` and `log`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+use super::damage::Damage;
+use super::files::Files;
+use super::format::{Entry, Kind, key, put_entry};
+use super::ring::{self, HEADER};
+
+/// Where a piece lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In a frame, this far from its beginning.
+    Frame { sequence: u64, at: u32 },
+    /// On a shelf, this far from its beginning.
+    Shelf { file: u32, at: u64 },
+}
+
+/// Rows of one queue that lie in one entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Position of the first row.
+    pub(super) first: u64,
+    /// How many rows.
+    pub(super) rows: u32,
+    /// Bytes of the entry.
+    pub(super) length: u32,
+    /// When the newest row was made or accepted.
+    pub(super) created: i64,
+    pub(super) place: Place,
+}
+
+impl Piece {
+    /// The position behind the last row.
+    pub(super) fn end(&self) -> u64 {
+        self.first + u64::from(self.rows)
+    }
+}
+
+/// The pieces of one outbox or log, in order, those on shelves first.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Queue {
+    pub(super) pieces: VecDeque<Piece>,
+    /// Pieces on shelves that begin below this are in the checkpoint.
+    pub(super) saved: u64,
+}
+
+impl Queue {
+    /// Index of the first piece that holds positions from `position` on.
+    pub(super) fn index_of(&self, position: u64) -> usize {
+        self.pieces.partition_point(|piece| piece.end() <= position)
+    }
+
+    /// The position behind the last piece.
+    pub(super) fn end(&self) -> u64 {
+        self.pieces.back().map_or(0, Piece::end)
+    }
+}
+
+/// A frame of which something is still needed, or that is not in the ring yet.
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub(super) sequence: u64,
+    /// Where it lies in the ring.
+    pub(super) offset: Option<u64>,
+    pub(super) length: u64,
+    /// Pieces in it that are needed.
+    pub(super) live: u32,
+    /// Its bytes, until they are durable.
+    pub(super) memory: Option<Vec<u8>>,
+}
+
+/// Which family of queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Outbox,
+    Log,
+}
+
+impl Side {
+    /// The kind of its entries.
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Side::Outbox => Kind::Outbox,
+            Side::Log => Kind::Log,
+        }
+    }
+
+    /// The kind of its pieces in the checkpoint.
+    pub(super) fn piece_kind(self) -> Kind {
+        match self {
+            Side::Outbox => Kind::OutboxPiece,
+            Side::Log => Kind::LogPiece,
+        }
+    }
+}
+
+/// A dead letter: its sealed size, and its body until the checkpoint has it.
+#[derive(Debug, Clone)]
+pub(super) struct Letter {
+    pub(super) bytes: u64,
+    pub(super) body: Option<Vec<u8>>,
+}
+
+/// Everything that says where rows are.
+#[derive(Debug)]
+pub(super) struct Book {
+    pub(super) files: Files,
+    pub(super) damage: Damage,
+    pub(super) outboxes: BTreeMap<Arc<str>, Queue>,
+    pub(super) logs: BTreeMap<Arc<str>, Queue>,
+    pub(super) letters: BTreeMap<Arc<str>, BTreeMap<u64, Letter>>,
+    /// Dead letters that the checkpoint has and nobody needs.
+    pub(super) letters_gone: Vec<(Arc<str>, u64)>,
+    pub(super) frames: VecDeque<Frame>,
+    /// The frame being made: room for the header, then entries.
+    pub(super) draft: Vec<u8>,
+    pub(super) draft_live: u32,
+    /// Sequence of the frame being made.
+    pub(super) sequence: u64,
+    /// Where the next frame goes, if it fits there.
+    pub(super) head: u64,
+}
+
+/// Times that a read is tried before its bytes are given up.
+const READS_MAX: u32 = 3;
+
+impl Book {
+    pub(super) fn new(files: Files, damage: Damage, sequence: u64) -> Self {
+        Book {
+            files,
+            damage,
+            outboxes: BTreeMap::new(),
+            logs: BTreeMap::new(),
+            letters: BTreeMap::new(),
+            letters_gone: Vec::new(),
+            frames: VecDeque::new(),
+            draft: vec![0; HEADER],
+            draft_live: 0,
+            sequence,
+            head: 0,
+        }
+    }
+
+    pub(super) fn queues(&self, side: Side) -> &BTreeMap<Arc<str>, Queue> {
+        match side {
+            Side::Outbox => &self.outboxes,
+            Side::Log => &self.logs,
+        }
+    }
+
+    pub(super) fn queues_mut(&mut self, side: Side) -> &mut BTreeMap<Arc<str>, Queue> {
+        match side {
+            Side::Outbox => &mut self.outboxes,
+            Side::Log => &mut self.logs,
+        }
+    }
+
+    /// Puts a record without a piece into the draft.
+    pub(super) fn note(&mut self, kind: Kind, name: &str, position: u64, body: &[u8]) -> usize {
+        put_entry(&mut self.draft, &key(kind, name, position), body)
+    }
+
+    /// Puts rows into the draft and their piece at the end of the queue; returns the entry's bytes.
+    pub(super) fn push(
+        &mut self,
+        side: Side,
+        name: &Arc<str>,
+        first: u64,
+        rows: u32,
+        created: i64,
+        body: &[u8],
+    ) -> u64 {
+        let at = u32::try_from(self.draft.len()).unwrap_or(u32::MAX);
+        let length = self.note(side.kind(), name, first, body);
+        let place = Place::Frame { sequence: self.sequence, at };
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        let piece = Piece { first, rows, length, created, place };
+        self.draft_live += 1;
+        self.queues_mut(side).entry(name.clone()).or_default().pieces.push_back(piece);
+        u64::from(length)
+    }
+
+    /// Takes the pieces with these indices out of a queue.
+    pub(super) fn take(
+        &mut self,
+        side: Side,
+        name: &str,
+        range: std::ops::Range<usize>,
+    ) -> Vec<Piece> {
+        let Some(queue) = self.queues_mut(side).get_mut(name) else {
+            return Vec::new();
+        };
+        let taken: Vec<Piece> = queue.pieces.drain(range).collect();
+        for piece in &taken {
+            self.release(piece);
+        }
+        taken
+    }
+
+    /// A piece is not needed any more.
+    pub(super) fn release(&mut self, piece: &Piece) {
+        match piece.place {
+            Place::Shelf { file, .. } => self.files.shelves.release(file),
+            Place::Frame { sequence, .. } if sequence == self.sequence => {
+                self.draft_live = self.draft_live.saturating_sub(1);
+            }
+            Place::Frame { sequence, .. } => {
+                if let Some(index) = self.frame_index(sequence)
+                    && let Some(frame) = self.frames.get_mut(index)
+                {
+                    frame.live = frame.live.saturating_sub(1);
+                }
+            }
+        }
+    }
+
+    fn frame_index(&self, sequence: u64) -> Option<usize> {
+        self.frames.binary_search_by_key(&sequence, |frame| frame.sequence).ok()
+    }
+
+    /// The body of a piece's entry; `None` when it cannot be read or is not what was written, which
+    /// is counted.
+    pub(super) fn body(&mut self, side: Side, name: &str, piece: &Piece) -> Option<Vec<u8>> {
+        let at = key(side.kind(), name, piece.first);
+        let mut bytes = vec![0; usize::try_from(piece.length).unwrap_or(0)];
+        let mut outcome = self.read(piece, &mut bytes);
+        for _ in 1..READS_MAX {
+            let Err(error) = &outcome else { break };
+            tracing::warn!(%error, name, first = piece.first, "stored rows cannot be read");
+            self.files.forget();
+            outcome = self.read(piece, &mut bytes);
+        }
+        if outcome.is_err() {
+            bytes.clear();
+        }
+        let entry = Entry::take(&bytes).filter(|entry| entry.key == at);
+        let body = entry.and_then(|entry| entry.body().map(<[u8]>::to_vec));
+        if body.is_none() {
+            self.damage.bad(&at, &bytes);
+        }
+        body
+    }
+
+    /// Reads the bytes of a piece.
+    pub(super) fn read(&mut self, piece: &Piece, out: &mut [u8]) -> io::Result<()> {
+        let (sequence, at) = match piece.place {
+            Place::Shelf { file, at } => return self.files.shelves.read(file, at, out),
+            Place::Frame { sequence, at } => (sequence, at),
+        };
+        let from = usize::try_from(at).unwrap_or(usize::MAX);
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let memory = if sequence == self.sequence {
+            Some(&self.draft)
+        } else {
+            let frame = self.frame_index(sequence).and_then(|index| self.frames.get(index));
+            let frame = frame.ok_or_else(gone)?;
+            if let Some(offset) = frame.offset {
+                return self.files.ring.read(offset + u64::from(at), out);
+            }
+            frame.memory.as_ref()
+        };
+        let bytes = memory.and_then(|bytes| bytes.get(from..from.checked_add(out.len())?));
+        out.copy_from_slice(bytes.ok_or_else(gone)?);
+        Ok(())
+    }
+
+    /// Ends the draft: it becomes a frame that is not in the ring yet.
+    pub(super) fn close_draft(&mut self) {
+        let mut memory = std::mem::replace(&mut self.draft, vec![0; HEADER]);
+        ring::finish(&mut memory, self.sequence, self.files.ring_id, self.files.run);
+        let length = memory.len() as u64;
+        let (sequence, live) = (self.sequence, std::mem::take(&mut self.draft_live));
+        self.frames.push_back(Frame { sequence, offset: None, length, live, memory: Some(memory) });
+        self.sequence += 1;
+    }
+
+    /// Where the first frame lies that is in the ring.
+    pub(super) fn tail(&self) -> Option<u64> {
+        self.frames.front().and_then(|frame| frame.offset)
+    }
+
+    /// Bytes of the ring that are taken.
+    pub(super) fn used(&self) -> u64 {
+        ring::used(self.files.ring_length, self.tail(), self.head)
+    }
+
+    /// Bytes of frames that are not durable.
+    pub(super) fn memory(&self) -> u64 {
+        let waiting = self.frames.iter().rev().take_while(|frame| frame.memory.is_some());
+        waiting.map(|frame| frame.length).sum()
+    }
+
+    /// Forgets the frames that `commit` contains and of which nothing is needed, from the front.
+    pub(super) fn free(&mut self, commit: u64) {
+        let unneeded = |frame: &Frame| {
+            frame.live == 0 && frame.sequence <= commit && frame.memory.is_none()
+        };
+        while self.frames.front().is_some_and(unneeded) {
+            self.frames.pop_front();
+        }
+    }
+}

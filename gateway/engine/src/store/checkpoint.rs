@@ -1,0 +1,367 @@
+//! What lets the ring go round: rows that stay go to shelves, what is known goes to the tree.
+//!
+//! First the rows of the oldest frames are written to shelves and synced, then one transaction of the
+//! tree names them together with all cursors and ends, and only then are the frames forgotten. A
+//! crash in between leaves the frames, and shelves that nobody names, which the next start removes.
+//! Small pieces are joined on the way, so that years of single rows are no list of single rows.
+
+use std::sync::Arc;
+
+use arrow::compute::concat_batches;
+use arrow::record_batch::RecordBatch;
+use redb::ReadableTable;
+
+use super::book::{Book, Piece, Place, Side};
+use super::border::OutboxRow;
+use super::damage::Trouble;
+use super::files::{RESERVE, Records, write};
+use super::format::{
+    CHUNK_BYTES, Kind, SinkState, decode_outbox, encode_outbox, encode_progress, key, put_entry,
+    seal,
+};
+use super::log::{self, Schemas};
+use super::rows::encode_schema;
+use super::state::State;
+
+/// Bytes that are folded in one go: what folding holds in memory.
+const FOLD_BYTES: usize = 1 << 20;
+/// Bytes of log rows in one piece on a shelf.
+const LOG_PIECE_BYTES: usize = 128 << 10;
+/// The owner of the shelves that all logs share.
+const LOGS: &str = "log";
+
+/// New pieces and their bytes; a piece's place is its offset in them, until the shelf is known.
+#[derive(Default)]
+struct Fold {
+    bytes: Vec<u8>,
+    pieces: Vec<Piece>,
+}
+
+impl Fold {
+    fn add(&mut self, side: Side, name: &str, first: u64, rows: usize, created: i64, body: &[u8]) {
+        let at = self.bytes.len() as u64;
+        let length = put_entry(&mut self.bytes, &key(side.kind(), name, first), body);
+        self.pieces.push(Piece {
+            first,
+            rows: u32::try_from(rows).unwrap_or(u32::MAX),
+            length: u32::try_from(length).unwrap_or(u32::MAX),
+            created,
+            place: Place::Shelf { file: 0, at },
+        });
+    }
+}
+
+/// Moves the needed rows of all frames before `keep_from` to shelves. After an error some rows have
+/// moved and the others are where they were.
+pub(super) fn fold(book: &mut Book, state: &State, keep_from: u64) -> Result<(), Trouble> {
+    for side in [Side::Outbox, Side::Log] {
+        let names: Vec<Arc<str>> = book.queues(side).keys().cloned().collect();
+        for name in names {
+            while fold_some(book, state, side, &name, keep_from)? {}
+        }
+    }
+    Ok(())
+}
+
+/// Moves up to [`FOLD_BYTES`] of one queue; `false` when nothing is left to move.
+fn fold_some(
+    book: &mut Book,
+    state: &State,
+    side: Side,
+    name: &Arc<str>,
+    keep_from: u64,
+) -> Result<bool, Trouble> {
+    let Some(queue) = book.queues(side).get(name) else {
+        return Ok(false);
+    };
+    let in_frame = |piece: &Piece| match piece.place {
+        Place::Frame { sequence, .. } => Some(sequence),
+        Place::Shelf { .. } => None,
+    };
+    let start = queue.pieces.partition_point(|piece| in_frame(piece).is_none());
+    let mut bytes = 0;
+    let old: Vec<Piece> = queue
+        .pieces
+        .iter()
+        .skip(start)
+        .take_while(|piece| {
+            let moves = bytes < FOLD_BYTES && in_frame(piece).is_some_and(|at| at < keep_from);
+            bytes += usize::try_from(piece.length).unwrap_or(0);
+            moves
+        })
+        .copied()
+        .collect();
+    if old.is_empty() {
+        return Ok(false);
+    }
+    let mut fold = Fold::default();
+    match side {
+        Side::Outbox => {
+            let default = SinkState::default();
+            let sink = state.sinks.get(name).unwrap_or(&default);
+            fold_outbox(book, name, sink, &old, &mut fold);
+        }
+        Side::Log => {
+            let none = Schemas::new();
+            let schemas = state.schemas.get(name).unwrap_or(&none);
+            let table_start = state.tables.get(name).map_or(0, |table| table.start);
+            fold_log(book, name, schemas, table_start, &old, &mut fold)?;
+        }
+    }
+    let owner: Arc<str> = match side {
+        Side::Outbox => Arc::from(format!("sink {name}")),
+        Side::Log => Arc::from(LOGS),
+    };
+    if !fold.pieces.is_empty() {
+        let runs = book.files.shelves.put(&[(owner, fold.bytes)]);
+        let run = runs.map_err(|error| Trouble::from(redb::Error::Io(error)))?;
+        for piece in &mut fold.pieces {
+            if let (Place::Shelf { file, at }, Some(run)) = (&mut piece.place, run.first()) {
+                (*file, *at) = (run.file, run.at + *at);
+                book.files.shelves.hold(run.file, *at + u64::from(piece.length));
+            }
+        }
+    }
+    book.take(side, name, start..start + old.len());
+    if let Some(queue) = book.queues_mut(side).get_mut(name) {
+        let rest = queue.pieces.split_off(start);
+        queue.pieces.extend(fold.pieces);
+        queue.pieces.extend(rest);
+    }
+    Ok(true)
+}
+
+fn fold_outbox(book: &mut Book, name: &str, sink: &SinkState, old: &[Piece], fold: &mut Fold) {
+    let settled = sink.cursor + sink.front.len() as u64;
+    let mut rows: Vec<OutboxRow> = Vec::new();
+    let mut bytes = 0;
+    for piece in old {
+        let body = book.body(Side::Outbox, name, piece);
+        let found = body.and_then(|body| decode_outbox(piece.first, &body)).unwrap_or_default();
+        for row in found {
+            if row.position <= settled || sink.is_ahead(row.position) {
+                continue;
+            }
+            let follows = rows.last().is_none_or(|last| last.position + 1 == row.position);
+            if !follows || bytes >= CHUNK_BYTES {
+                put_rows(name, &mut rows, fold);
+                bytes = 0;
+            }
+            bytes += row.body.len() + 4;
+            rows.push(row);
+        }
+    }
+    put_rows(name, &mut rows, fold);
+}
+
+fn put_rows(name: &str, rows: &mut Vec<OutboxRow>, fold: &mut Fold) {
+    if let Some(first) = rows.first() {
+        let created = rows.iter().map(|row| row.created).max().unwrap_or(first.created);
+        let body = encode_outbox(rows);
+        fold.add(Side::Outbox, name, first.position, rows.len(), created, &body);
+        rows.clear();
+    }
+}
+
+fn fold_log(
+    book: &mut Book,
+    name: &str,
+    schemas: &Schemas,
+    start: u64,
+    old: &[Piece],
+    fold: &mut Fold,
+) -> Result<(), Trouble> {
+    let mut batches: Vec<(Piece, RecordBatch)> = Vec::new();
+    let mut bytes = 0;
+    for piece in old.iter().filter(|piece| piece.end() > start) {
+        let body = book.body(Side::Log, name, piece);
+        let Some(batch) = body.and_then(|body| log::decode(schemas, &body)) else {
+            continue;
+        };
+        let follows = batches.last().is_none_or(|(last, rows)| {
+            last.end() == piece.first && rows.schema() == batch.schema()
+        });
+        if !follows || bytes >= LOG_PIECE_BYTES {
+            put_batches(name, schemas, &mut batches, fold)?;
+            bytes = 0;
+        }
+        bytes += usize::try_from(piece.length).unwrap_or(0);
+        batches.push((*piece, batch));
+    }
+    put_batches(name, schemas, &mut batches, fold)
+}
+
+fn put_batches(
+    name: &str,
+    schemas: &Schemas,
+    batches: &mut Vec<(Piece, RecordBatch)>,
+    fold: &mut Fold,
+) -> Result<(), Trouble> {
+    let Some((piece, first)) = batches.first() else {
+        return Ok(());
+    };
+    let schema = first.schema();
+    let number = schemas.iter().find(|(_, known)| *known == schema).map_or(0, |(n, _)| *n);
+    let accepted = batches.iter().map(|(piece, _)| piece.created).max().unwrap_or(0);
+    let rows = concat_batches(&schema, batches.iter().map(|(_, batch)| batch));
+    let rows = rows.map_err(|error| Trouble::Io(format!("rows cannot be joined: {error}")))?;
+    let body = log::encode(accepted, number, &rows)?;
+    fold.add(Side::Log, name, piece.first, rows.num_rows(), accepted, &body);
+    batches.clear();
+    Ok(())
+}
+
+/// Writes all that is known into the tree, durably; from then on frames without needed rows are
+/// forgotten. Every frame must be durable, or hold no needed row.
+pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Result<(), Trouble> {
+    let commit = book.sequence - 1;
+    let first_needed = book.frames.iter().find(|frame| frame.live > 0);
+    state.meta.tail = first_needed.map_or(commit + 1, |frame| frame.sequence);
+    state.meta.commit = commit;
+    state.meta.run = book.files.run;
+    state.meta.ring = book.files.ring_id;
+    state.meta.clean = clean;
+    let mut outcome = write_tree(book, state);
+    if let Err(Trouble::Full(_)) = &outcome
+        && book.files.disk.length(RESERVE).is_ok_and(|length| length.is_some())
+        && book.files.disk.remove(RESERVE).is_ok()
+    {
+        tracing::warn!("the disk is full: the store's reserve is given up");
+        outcome = book.files.reopen_tree().and_then(|()| write_tree(book, state));
+    }
+    if let Err(trouble) = outcome {
+        // redb writes no more after an error; whether the transaction landed does not matter,
+        // because all of it is in the ring as well.
+        if let Err(again) = book.files.reopen_tree() {
+            tracing::debug!(reason = again.text(), "the checkpoint file stays closed");
+        }
+        return Err(trouble);
+    }
+    for side in [Side::Outbox, Side::Log] {
+        for queue in book.queues_mut(side).values_mut() {
+            let shelved = queue.pieces.iter().rev().find(|p| matches!(p.place, Place::Shelf { .. }));
+            queue.saved = shelved.map_or(queue.saved, Piece::end);
+        }
+    }
+    for letter in book.letters.values_mut().flat_map(|letters| letters.values_mut()) {
+        letter.body = None;
+    }
+    book.letters_gone.clear();
+    // A checkpoint contains every frame; those that are only in memory need not be written any more.
+    for frame in book.frames.iter_mut().filter(|frame| frame.live == 0) {
+        frame.memory = None;
+    }
+    book.frames.retain(|frame| frame.live > 0 || frame.offset.is_some());
+    book.free(commit);
+    book.files.shelves.sweep();
+    Ok(())
+}
+
+fn write_tree(book: &mut Book, state: &State) -> Result<(), Trouble> {
+    if book.files.tree.is_none() {
+        book.files.reopen_tree()?;
+    }
+    let Some(tree) = &book.files.tree else {
+        return Err(Trouble::Io("the checkpoint is not open".to_owned()));
+    };
+    write(tree, |records| {
+        // Kinds from Meta to Outbox are written as a whole; a format 1 had rows among them.
+        let (low, high) = ([Kind::Meta as u8], [Kind::Rejected as u8]);
+        records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
+        let (low, high) = ([Kind::Count as u8], [Kind::Count as u8 + 1]);
+        records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
+        put_state(records, state)?;
+        for side in [Side::Outbox, Side::Log] {
+            for (name, queue) in book.queues(side) {
+                let first = queue.pieces.front().map_or(u64::MAX, |piece| piece.first);
+                let low = key(side.piece_kind(), name, 0);
+                let high = key(side.piece_kind(), name, first);
+                records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
+                for piece in queue.pieces.iter().skip(queue.index_of(queue.saved)) {
+                    let Place::Shelf { file, at } = piece.place else { break };
+                    put(records, side.piece_kind(), name, piece.first, &encode_piece(piece, file, at))?;
+                }
+            }
+        }
+        for (sink, letters) in &book.letters {
+            for (position, letter) in letters {
+                if let Some(body) = &letter.body {
+                    put(records, Kind::Rejected, sink, *position, body)?;
+                }
+            }
+        }
+        for (sink, position) in &book.letters_gone {
+            records.remove(key(Kind::Rejected, sink, *position).as_slice())?;
+        }
+        Ok(())
+    })
+}
+
+fn put_state(records: &mut Records<'_>, state: &State) -> Result<(), Trouble> {
+    put(records, Kind::Meta, "", 0, &state.meta.encode())?;
+    for (name, sink) in &state.sinks {
+        put(records, Kind::Sink, name, 0, &sink.encode())?;
+    }
+    for (name, table) in &state.tables {
+        put(records, Kind::Table, name, 0, &table.encode())?;
+    }
+    for (name, progress) in &state.progress {
+        put(records, Kind::Progress, name, 0, &encode_progress(progress))?;
+    }
+    for (name, count) in &state.counts {
+        put(records, Kind::Count, name, *count, &[])?;
+    }
+    for (table, schemas) in &state.schemas {
+        for (number, schema) in schemas {
+            let body = encode_schema(schema);
+            let body = body.map_err(|error| Trouble::Io(format!("a schema: {error}")))?;
+            put(records, Kind::Schema, table, *number, &body)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes one record.
+pub(super) fn put(
+    records: &mut Records<'_>,
+    kind: Kind,
+    name: &str,
+    position: u64,
+    body: &[u8],
+) -> Result<(), Trouble> {
+    let at = key(kind, name, position);
+    records.insert(at.as_slice(), seal(&at, body).as_slice())?;
+    Ok(())
+}
+
+fn encode_piece(piece: &Piece, file: u32, at: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(28);
+    out.extend_from_slice(&piece.rows.to_le_bytes());
+    out.extend_from_slice(&piece.length.to_le_bytes());
+    out.extend_from_slice(&piece.created.to_le_bytes());
+    out.extend_from_slice(&file.to_le_bytes());
+    out.extend_from_slice(&at.to_le_bytes());
+    out
+}
+
+/// Decodes a piece of the checkpoint.
+pub(super) fn decode_piece(first: u64, body: &[u8]) -> Option<Piece> {
+    let mut reader = super::format::Reader(body);
+    let (rows, length, created) = (reader.u32()?, reader.u32()?, reader.i64()?);
+    let place = Place::Shelf { file: reader.u32()?, at: reader.u64()? };
+    reader.0.is_empty().then_some(Piece { first, rows, length, created, place })
+}
+
+/// Visits the records of the tree from one kind up to another, exclusive.
+pub(super) fn for_each(
+    records: &impl ReadableTable<&'static [u8], &'static [u8]>,
+    kinds: std::ops::Range<u8>,
+    mut visit: impl FnMut(&[u8], &[u8]),
+) -> Result<(), Trouble> {
+    let (low, high) = ([kinds.start], [kinds.end]);
+    for entry in records.range::<&[u8]>(low.as_slice()..high.as_slice())? {
+        let (key, value) = entry?;
+        visit(key.value(), value.value());
+    }
+    Ok(())
+}

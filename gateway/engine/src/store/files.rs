@@ -1,0 +1,126 @@
+//! The files of an open store: ring, shelves, and the tree that holds the checkpoint.
+
+use std::io;
+use std::sync::Arc;
+
+use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, StorageBackend, Table, TableDefinition};
+
+use super::damage::{Trouble, contained, drop_contained};
+use super::disk::{Counted, Disk, Traffic};
+use super::shelf::Shelves;
+
+/// The checkpoint's file.
+pub(super) const TREE: &str = "store.redb";
+/// Where a new checkpoint file is made.
+pub(super) const TREE_NEW: &str = "store.redb.new";
+/// The ring's file.
+pub(super) const RING: &str = "store.ring";
+/// Where a new ring is made.
+pub(super) const RING_NEW: &str = "store.ring.new";
+/// Bytes that are given back when the disk is full, so that the checkpoint has room to let go.
+pub(super) const RESERVE: &str = "store.reserve";
+
+/// The one tree.
+pub(super) const RECORDS: TableDefinition<'static, &'static [u8], &'static [u8]> =
+    TableDefinition::new("records");
+
+/// The tree, open for reading.
+pub(super) type ReadRecords = ReadOnlyTable<&'static [u8], &'static [u8]>;
+/// The tree, open for writing.
+pub(super) type Records<'txn> = Table<'txn, &'static [u8], &'static [u8]>;
+
+/// The folder, locked, and what is open in it.
+#[derive(Debug)]
+pub(super) struct Files {
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) traffic: Arc<Traffic>,
+    pub(super) ring: Box<dyn StorageBackend>,
+    pub(super) ring_length: u64,
+    pub(super) ring_id: u64,
+    /// The number of this process in the frames it writes.
+    pub(super) run: u32,
+    pub(super) shelves: Shelves,
+    pub(super) tree: Option<Database>,
+    pub(super) cache_bytes: usize,
+    pub(super) _lock: Box<dyn std::fmt::Debug + Send>,
+}
+
+/// Opens a file for the tree; with `create`, an empty one.
+pub(super) fn open_tree(
+    disk: &dyn Disk,
+    traffic: &Arc<Traffic>,
+    cache_bytes: usize,
+    name: &str,
+    create: bool,
+) -> Result<Database, Trouble> {
+    contained(|| {
+        let inner = disk.open(name, create).map_err(redb::Error::Io)?;
+        let backend = Counted { inner, traffic: Arc::clone(traffic), is_tree: true };
+        Ok(Builder::new().set_cache_size(cache_bytes).create_with_backend(backend)?)
+    })
+}
+
+/// Opens the ring.
+pub(super) fn open_ring(
+    disk: &dyn Disk,
+    traffic: &Arc<Traffic>,
+) -> io::Result<Box<dyn StorageBackend>> {
+    let inner = disk.open(RING, false)?;
+    Ok(Box::new(Counted { inner, traffic: Arc::clone(traffic), is_tree: false }))
+}
+
+impl Files {
+    /// Forgets every open file that is read from, so that the next read asks the device.
+    pub(super) fn forget(&mut self) {
+        self.shelves.forget();
+        if let Err(error) = self.reopen_ring() {
+            tracing::debug!(%error, "the ring cannot be opened again");
+        }
+    }
+
+    /// Opens the ring anew, on what the device holds.
+    pub(super) fn reopen_ring(&mut self) -> io::Result<()> {
+        self.ring = open_ring(&*self.disk, &self.traffic)?;
+        Ok(())
+    }
+
+    /// Opens the tree anew: after an error redb writes no more.
+    pub(super) fn reopen_tree(&mut self) -> Result<(), Trouble> {
+        if let Some(tree) = self.tree.take()
+            && !drop_contained(tree)
+        {
+            tracing::debug!("the failed checkpoint file did not close cleanly");
+        }
+        let tree = open_tree(&*self.disk, &self.traffic, self.cache_bytes, TREE, false)?;
+        self.tree = Some(tree);
+        Ok(())
+    }
+
+    /// The tree as of the last checkpoint.
+    pub(super) fn records(&self) -> Result<ReadRecords, Trouble> {
+        match &self.tree {
+            Some(tree) => records(tree),
+            None => Err(Trouble::Io("the checkpoint is not open".to_owned())),
+        }
+    }
+}
+
+/// The tree as of the last transaction.
+pub(super) fn records(tree: &Database) -> Result<ReadRecords, Trouble> {
+    Ok(tree.begin_read()?.open_table(RECORDS)?)
+}
+
+/// Runs one durable transaction.
+pub(super) fn write<T>(
+    tree: &Database,
+    work: impl FnOnce(&mut Records<'_>) -> Result<T, Trouble>,
+) -> Result<T, Trouble> {
+    contained(|| {
+        let txn = tree.begin_write()?;
+        let mut records = txn.open_table(RECORDS)?;
+        let result = work(&mut records)?;
+        drop(records);
+        txn.commit()?;
+        Ok(result)
+    })
+}

@@ -1,0 +1,230 @@
+//! From the frames in the ring to what is known: pieces, states, letters.
+//!
+//! Frames are taken in the order of their sequence, wherever they lie. Rows are listed from the first
+//! frame on that is still needed; states count from the first frame that the checkpoint does not
+//! contain. A frame that is not whole was never acknowledged if it is the last one; an earlier one is
+//! damage: its entries that pass their own check are taken, the others are counted.
+
+use std::sync::Arc;
+
+use super::book::{Book, Frame, Piece, Place, Side};
+use super::format::{
+    Entry, Kind, Meta, SinkState, TableState, decode_outbox, decode_progress, split_key,
+};
+use super::log::split_body;
+use super::ring::{HEADER, Header};
+use super::rows::{decode_schema, row_count};
+use super::state::State;
+use super::book::Letter;
+
+/// What the frames told.
+#[derive(Debug, Default)]
+pub(super) struct Replayed {
+    /// Frames that the checkpoint did not contain.
+    pub(super) new_frames: u64,
+    /// Frames behind the checkpoint that are missing or broken, a later one being there.
+    pub(super) broken: u64,
+    /// The last frame was not whole.
+    pub(super) torn: bool,
+}
+
+/// Takes the frames up. `found` are the headers in the ring from the tail on; the book's sequence
+/// becomes that of the next frame. With `whole`, the tree is lost and everything is taken.
+pub(super) fn replay(
+    book: &mut Book,
+    state: &mut State,
+    mut found: Vec<(u64, Header)>,
+    commit: u64,
+    whole: bool,
+) -> Replayed {
+    found.sort_by_key(|(_, header)| (header.sequence, std::cmp::Reverse(header.run)));
+    let mut replayed = Replayed::default();
+    let mut bodies: Vec<(u64, Header, bool)> = Vec::new();
+    for group in found.chunk_by(|(_, a), (_, b)| a.sequence == b.sequence) {
+        let intact = group.iter().find(|(offset, header)| read(book, *offset, header).is_some());
+        let (offset, header) = *intact.unwrap_or(&group[0]);
+        bodies.push((offset, header, intact.is_some()));
+    }
+    let last = bodies.iter().rposition(|(_, _, intact)| *intact);
+    if let Some((_, header, _)) = bodies.last().filter(|_| last != Some(bodies.len() - 1)) {
+        tracing::info!(sequence = header.sequence, "the last frame is not whole: never acknowledged");
+        replayed.torn = true;
+    }
+    bodies.truncate(last.map_or(0, |last| last + 1));
+    let mut expected = if whole { None } else { Some(state.meta.tail) };
+    for (offset, header, intact) in bodies {
+        let sequence = header.sequence;
+        let missing = expected.map_or(0, |expected| sequence.saturating_sub(expected));
+        expected = Some(sequence + 1);
+        if missing > 0 && !whole {
+            tracing::error!(before = sequence, missing, "frames are missing in the ring");
+            book.damage.records += missing;
+            replayed.broken += u64::from(sequence > commit + 1);
+        }
+        replayed.new_frames += u64::from(sequence > commit);
+        replayed.broken += u64::from(!intact && sequence > commit);
+        take_frame(book, state, offset, &header, intact, commit);
+    }
+    book.sequence = book.sequence.max(commit + 1);
+    replayed
+}
+
+/// The whole frame, if it is.
+fn read(book: &Book, offset: u64, header: &Header) -> Option<Vec<u8>> {
+    let bytes = read_all(book, offset, header)?;
+    header.fits(bytes.get(HEADER..)?).then_some(bytes)
+}
+
+fn read_all(book: &Book, offset: u64, header: &Header) -> Option<Vec<u8>> {
+    let length = HEADER + usize::try_from(header.length).ok()?;
+    if offset + length as u64 > book.files.ring_length {
+        return None;
+    }
+    let mut bytes = vec![0; length];
+    match book.files.ring.read(offset, &mut bytes) {
+        Ok(()) => Some(bytes),
+        Err(error) => {
+            tracing::error!(%error, offset, "a frame cannot be read");
+            None
+        }
+    }
+}
+
+fn take_frame(
+    book: &mut Book,
+    state: &mut State,
+    offset: u64,
+    header: &Header,
+    intact: bool,
+    commit: u64,
+) {
+    let sequence = header.sequence;
+    book.sequence = sequence;
+    book.draft_live = 0;
+    if !intact {
+        tracing::error!(sequence, "a frame is broken; taking what passes its own check");
+    }
+    let bytes = read_all(book, offset, header).unwrap_or_default();
+    let mut at = HEADER;
+    while let Some(entry) = bytes.get(at..).and_then(Entry::take) {
+        let taken = entry.body().and_then(|body| {
+            take_entry(book, state, &entry, body, at, sequence > commit)
+        });
+        if taken.is_none() {
+            book.damage.bad(entry.key, entry.value);
+        }
+        at += entry.length;
+    }
+    if at < bytes.len() || bytes.is_empty() {
+        book.damage.bad(&sequence.to_le_bytes(), bytes.get(at..).unwrap_or_default());
+    }
+    let (live, length) = (std::mem::take(&mut book.draft_live), header.frame_bytes());
+    book.frames.push_back(Frame { sequence, offset: Some(offset), length, live, memory: None });
+    book.head = offset + length;
+    book.sequence = sequence + 1;
+}
+
+fn take_entry(
+    book: &mut Book,
+    state: &mut State,
+    entry: &Entry<'_>,
+    body: &[u8],
+    at: usize,
+    is_new: bool,
+) -> Option<()> {
+    let (kind, name, position) = split_key(entry.key)?;
+    let name: Arc<str> = Arc::from(name);
+    if let Kind::Log | Kind::Outbox = kind {
+        let side = if kind == Kind::Log { Side::Log } else { Side::Outbox };
+        let place = Place::Frame { sequence: book.sequence, at: u32::try_from(at).ok()? };
+        list(book, side, &name, piece(side, position, entry.length, body, place)?, is_new);
+        return Some(());
+    }
+    if !is_new {
+        return Some(());
+    }
+    match kind {
+        Kind::Meta => {
+            let meta = Meta::decode(body)?;
+            state.meta.epoch = state.meta.epoch.max(meta.epoch);
+            state.meta.gateway = meta.gateway;
+            (state.meta.day, state.meta.written_today) = (meta.day, meta.written_today);
+        }
+        Kind::Sink => {
+            state.sinks.insert(name, SinkState::decode(body)?);
+        }
+        Kind::Table => {
+            state.tables.insert(name, TableState::decode(body)?);
+        }
+        Kind::Count => {
+            state.counts.insert(name, position);
+        }
+        Kind::Progress => {
+            state.progress.insert(name.clone(), Arc::new(decode_progress(name, body)?));
+        }
+        Kind::Schema => {
+            let (schema, known) = (decode_schema(body)?, state.schemas.entry(name).or_default());
+            if known.iter().all(|(number, _)| *number != position) {
+                known.push((position, schema));
+            }
+        }
+        Kind::Rejected => {
+            let letters = book.letters.entry(name).or_default();
+            let bytes = entry.value.len() as u64;
+            letters.insert(position, Letter { bytes, body: Some(body.to_vec()) });
+        }
+        Kind::Forgotten => {
+            for position in body.chunks_exact(8) {
+                let position = u64::from_le_bytes(position.try_into().ok()?);
+                if let Some(letters) = book.letters.get_mut(&name) {
+                    letters.remove(&position);
+                }
+                book.letters_gone.push((name.clone(), position));
+            }
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+/// The piece of an entry with rows.
+pub(super) fn piece(
+    side: Side,
+    first: u64,
+    length: usize,
+    body: &[u8],
+    place: Place,
+) -> Option<Piece> {
+    let (rows, created) = match side {
+        Side::Outbox => {
+            let rows = decode_outbox(first, body)?;
+            (rows.len(), rows.iter().map(|row| row.created).max()?)
+        }
+        Side::Log => {
+            let (accepted, rows) = split_body(body)?;
+            (row_count(rows)?.1, accepted)
+        }
+    };
+    let (rows, length) = (u32::try_from(rows).ok()?, u32::try_from(length).ok()?);
+    Some(Piece { first, rows, length, created, place })
+}
+
+/// Puts a piece behind those that are known. One that lies on a shelf already is passed over; a later
+/// frame has the better version of the last row.
+fn list(book: &mut Book, side: Side, name: &Arc<str>, piece: Piece, is_new: bool) {
+    let queue = book.queues_mut(side).entry(name.clone()).or_default();
+    let replaces = |known: &Piece| {
+        let covers = piece.first <= known.first && piece.end() >= known.end();
+        covers && (is_new || matches!(known.place, Place::Frame { .. }))
+    };
+    let keep = queue.pieces.iter().rposition(|known| !replaces(known)).map_or(0, |at| at + 1);
+    let (count, end) = (queue.pieces.len(), queue.pieces.get(keep.wrapping_sub(1)).map(Piece::end));
+    if end.is_some_and(|end| piece.first < end) {
+        return;
+    }
+    book.take(side, name, keep..count);
+    book.draft_live += 1;
+    if let Some(queue) = book.queues_mut(side).get_mut(name) {
+        queue.pieces.push_back(piece);
+    }
+}

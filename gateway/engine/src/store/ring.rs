@@ -1,0 +1,202 @@
+//! The ring: a file of fixed length that frames are written into, round and round.
+//!
+//! A frame is what became durable at once: a header, entries, zeros up to the next block of 4 KiB.
+//! Frames begin at block boundaries, so no block that holds anything acknowledged is written again.
+//! A reader finds frames by their headers at block boundaries, in whatever order they lie; their
+//! sequence tells the order, and a frame that is not whole is one that was never acknowledged,
+//! unless a later one is there. Knows bytes and offsets: no entry, no state.
+//!
+//! ```text
+//! header  magic u32 · CRC32 of the rest of the header u32 · CRC32 of the body u32 · body length u32
+//!         · sequence u64 · ring u64 · run u32                               little-endian, 36 bytes
+//! ```
+
+use std::io;
+
+use redb::StorageBackend;
+
+use super::format::Reader;
+
+/// Frames begin at multiples of this: no smaller unit is written by the devices that are meant.
+pub(super) const BLOCK: u64 = 4096;
+/// Bytes of a frame's header.
+pub(super) const HEADER: usize = 36;
+const MAGIC: u32 = u32::from_le_bytes(*b"TGf2");
+/// Bytes that a scan reads at once: whole blocks.
+const SCAN_BYTES: u64 = 1 << 20;
+
+/// What a header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    /// The number of the frame; each is one more than the one before.
+    pub(super) sequence: u64,
+    /// A number that only this ring has, so that bytes of a record never pass for a frame.
+    pub(super) ring: u64,
+    /// The number of the process that wrote it: of two frames with one sequence the later counts.
+    pub(super) run: u32,
+    /// Bytes of the body.
+    pub(super) length: u32,
+    crc: u32,
+}
+
+/// Bytes that a frame with a body of `length` bytes takes in the ring.
+pub(super) fn frame_bytes(length: usize) -> u64 {
+    ((HEADER + length) as u64).next_multiple_of(BLOCK)
+}
+
+/// Puts header and padding around a body, which begins at [`HEADER`] in `frame`.
+pub(super) fn finish(frame: &mut Vec<u8>, sequence: u64, ring: u64, run: u32) {
+    let body = &frame[HEADER..];
+    let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+    let crc = crc32fast::hash(body);
+    let mut rest = Vec::with_capacity(HEADER - 8);
+    rest.extend_from_slice(&crc.to_le_bytes());
+    rest.extend_from_slice(&length.to_le_bytes());
+    rest.extend_from_slice(&sequence.to_le_bytes());
+    rest.extend_from_slice(&ring.to_le_bytes());
+    rest.extend_from_slice(&run.to_le_bytes());
+    frame[..4].copy_from_slice(&MAGIC.to_le_bytes());
+    frame[4..8].copy_from_slice(&crc32fast::hash(&rest).to_le_bytes());
+    frame[8..HEADER].copy_from_slice(&rest);
+    let padded = frame.len().next_multiple_of(usize::try_from(BLOCK).unwrap_or(4096));
+    frame.resize(padded, 0);
+}
+
+impl Header {
+    /// Reads a header; `None` where there is none.
+    pub(super) fn read(bytes: &[u8]) -> Option<Header> {
+        let mut reader = Reader(bytes.get(..HEADER)?);
+        if reader.u32()? != MAGIC || reader.u32()? != crc32fast::hash(reader.0) {
+            return None;
+        }
+        let (crc, length) = (reader.u32()?, reader.u32()?);
+        let (sequence, ring, run) = (reader.u64()?, reader.u64()?, reader.u32()?);
+        Some(Header { sequence, ring, run, length, crc })
+    }
+
+    /// Whether a body is the one that the header was written for.
+    pub(super) fn fits(&self, body: &[u8]) -> bool {
+        body.len() as u64 == u64::from(self.length) && crc32fast::hash(body) == self.crc
+    }
+
+    /// Bytes of the whole frame.
+    pub(super) fn frame_bytes(&self) -> u64 {
+        frame_bytes(usize::try_from(self.length).unwrap_or(usize::MAX - HEADER))
+    }
+}
+
+/// Finds the headers of all frames of ring `id` with a sequence of at least `from`, in the order
+/// of their places. `None` as id takes the frames of any ring.
+pub(super) fn scan(
+    file: &dyn StorageBackend,
+    id: Option<u64>,
+    from: u64,
+) -> io::Result<Vec<(u64, Header)>> {
+    let length = file.len()? / BLOCK * BLOCK;
+    let mut found = Vec::new();
+    let mut buffer = vec![0; usize::try_from(SCAN_BYTES.min(length)).unwrap_or(0)];
+    let mut at = 0;
+    while at < length {
+        let count = usize::try_from((length - at).min(SCAN_BYTES)).unwrap_or(0);
+        file.read(at, &mut buffer[..count])?;
+        let block = usize::try_from(BLOCK).unwrap_or(4096);
+        for (index, bytes) in buffer[..count].chunks(block).enumerate() {
+            let header = Header::read(bytes).filter(|header| {
+                id.is_none_or(|id| header.ring == id) && header.sequence >= from
+            });
+            if let Some(header) = header {
+                found.push((at + (index * block) as u64, header));
+            }
+        }
+        at += count as u64;
+    }
+    Ok(found)
+}
+
+/// Where the next frame of `need` bytes goes in a ring of `capacity` bytes in which frames lie from
+/// `tail` to `head`; `None` tail: there are none. `None` where there is no room.
+pub(super) fn place(capacity: u64, tail: Option<u64>, head: u64, need: u64) -> Option<u64> {
+    if need > capacity {
+        return None;
+    }
+    match tail {
+        None if head + need <= capacity => Some(head),
+        None => Some(0),
+        Some(tail) if head > tail => {
+            if head + need <= capacity {
+                Some(head)
+            } else {
+                (need <= tail).then_some(0)
+            }
+        }
+        // Head and tail in one place: the ring is full.
+        Some(tail) => (head + need <= tail).then_some(head),
+    }
+}
+
+/// Bytes between tail and head, with what is left unused at the end of the file.
+pub(super) fn used(capacity: u64, tail: Option<u64>, head: u64) -> u64 {
+    match tail {
+        None => 0,
+        Some(tail) if head > tail => head - tail,
+        Some(tail) => capacity - tail + head,
+    }
+}
+
+/// Fills a new ring with zeros, so that writing a frame never changes the file's blocks or length.
+pub(super) fn fill(file: &dyn StorageBackend, length: u64) -> io::Result<()> {
+    let length = length.next_multiple_of(BLOCK);
+    let zeros = vec![0; usize::try_from(SCAN_BYTES.min(length)).unwrap_or(0)];
+    file.set_len(length)?;
+    let mut at = 0;
+    while at < length {
+        let count = usize::try_from((length - at).min(SCAN_BYTES)).unwrap_or(0);
+        file.write(at, &zeros[..count])?;
+        at += count as u64;
+    }
+    file.sync_data()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_found_until_head_meets_tail() {
+        let blocks = |count: u64| count * BLOCK;
+        let ten = blocks(10);
+        // (tail, head, need) and where it goes, in blocks.
+        for (tail, head, need, expected) in [
+            (None, 0, 10, Some(0)),
+            (None, 0, 11, None),
+            (None, 7, 3, Some(7)),
+            (None, 7, 4, Some(0)),
+            (Some(2), 7, 3, Some(7)),
+            (Some(2), 8, 2, Some(8)),
+            (Some(2), 9, 2, Some(0)),
+            (Some(1), 9, 2, None),
+            (Some(5), 2, 3, Some(2)),
+            (Some(5), 2, 4, None),
+            (Some(5), 5, 1, None),
+        ] {
+            let found = place(ten, tail.map(blocks), blocks(head), blocks(need));
+            assert_eq!(found, expected.map(blocks), "{tail:?} {head} {need}");
+        }
+    }
+
+    #[test]
+    fn a_header_with_any_flipped_bit_is_none() {
+        let mut frame = vec![0; HEADER];
+        frame.extend_from_slice(b"body");
+        finish(&mut frame, 7, 9, 3);
+        assert_eq!(frame.len(), 4096);
+        let header = Header::read(&frame).unwrap();
+        assert_eq!((header.sequence, header.ring, header.run, header.length), (7, 9, 3, 4));
+        assert!(header.fits(b"body") && !header.fits(b"bodx") && !header.fits(b"bod"));
+        for bit in 0..HEADER * 8 {
+            let mut bad = frame.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Header::read(&bad), None, "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Shelves: files that rows go to when they stay longer than the ring can hold them.
+//!
+//! Each outbox has shelves of its own, so that one that waits for months keeps no other's bytes; all
+//! logs share theirs. A shelf is appended to in runs of entries that begin at a block boundary, and
+//! removed as a whole when nothing on it is needed any more. What lies behind the end that the
+//! checkpoint knows of is overwritten. Knows entries as bytes: no row, no state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use redb::StorageBackend;
+
+use super::disk::{Counted, Disk, Traffic};
+use super::format::Entry;
+use super::ring::BLOCK;
+
+/// Length at which a shelf takes no more.
+const SHELF_BYTES: u64 = 4 << 20;
+const PREFIX: &str = "store.shelf-";
+
+/// One file.
+#[derive(Debug, Clone, Default)]
+struct Shelf {
+    /// Where the next run begins.
+    end: u64,
+    /// Pieces on it that are needed.
+    live: u64,
+}
+
+/// All shelves of a store.
+#[derive(Debug)]
+pub(super) struct Shelves {
+    disk: Arc<dyn Disk>,
+    traffic: Arc<Traffic>,
+    files: BTreeMap<u32, Shelf>,
+    /// The shelf that an owner's next rows go to.
+    open: BTreeMap<Arc<str>, u32>,
+    next: u32,
+    /// The one that was read last.
+    reading: Option<(u32, Box<dyn StorageBackend>)>,
+}
+
+fn name(number: u32) -> String {
+    format!("{PREFIX}{number:08}")
+}
+
+/// Where a run of entries was put.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) file: u32,
+    pub(super) at: u64,
+}
+
+impl Shelves {
+    pub(super) fn new(disk: Arc<dyn Disk>, traffic: Arc<Traffic>) -> Self {
+        let (files, open) = (BTreeMap::new(), BTreeMap::new());
+        Shelves { disk, traffic, files, open, next: 1, reading: None }
+    }
+
+    /// The numbers of all shelves in the folder.
+    pub(super) fn in_folder(&self) -> io::Result<Vec<u32>> {
+        let names = self.disk.names()?;
+        let numbers = names.iter().filter_map(|name| name.strip_prefix(PREFIX)?.parse().ok());
+        Ok(numbers.collect())
+    }
+
+    fn open(&self, number: u32, create: bool) -> io::Result<Box<dyn StorageBackend>> {
+        let inner = self.disk.open(&name(number), create)?;
+        Ok(Box::new(Counted { inner, traffic: Arc::clone(&self.traffic), is_tree: false }))
+    }
+
+    /// A piece on a shelf is needed; called for each at the start and when it is put there.
+    pub(super) fn hold(&mut self, number: u32, end: u64) {
+        let shelf = self.files.entry(number).or_default();
+        shelf.live += 1;
+        shelf.end = shelf.end.max(end.next_multiple_of(BLOCK));
+        self.next = self.next.max(number.saturating_add(1));
+    }
+
+    /// A piece on a shelf is not needed any more.
+    pub(super) fn release(&mut self, number: u32) {
+        if let Some(shelf) = self.files.get_mut(&number) {
+            shelf.live = shelf.live.saturating_sub(1);
+        }
+    }
+
+    /// Appends entries for each owner and makes them durable. Nothing is kept of a failed one.
+    pub(super) fn put(&mut self, runs: &[(Arc<str>, Vec<u8>)]) -> io::Result<Vec<Run>> {
+        let mut placed = Vec::new();
+        for (owner, bytes) in runs {
+            let known = self.open.get(owner).copied();
+            let number = known.filter(|number| {
+                self.files.get(number).is_some_and(|shelf| shelf.end < SHELF_BYTES)
+            });
+            let (number, file) = match number {
+                Some(number) => (number, self.open(number, false)?),
+                None => {
+                    let number = self.next;
+                    let file = self.open(number, true)?;
+                    self.next += 1;
+                    self.files.insert(number, Shelf::default());
+                    self.open.insert(owner.clone(), number);
+                    (number, file)
+                }
+            };
+            let at = self.files.get(&number).map_or(0, |shelf| shelf.end);
+            let mut padded = bytes.clone();
+            let block = usize::try_from(BLOCK).unwrap_or(4096);
+            padded.resize(bytes.len().next_multiple_of(block), 0);
+            if file.len()? < at + padded.len() as u64 {
+                file.set_len(at + padded.len() as u64)?;
+            }
+            file.write(at, &padded)?;
+            file.sync_data()?;
+            if known != Some(number) {
+                self.disk.sync_names()?;
+            }
+            if let Some(shelf) = self.files.get_mut(&number) {
+                shelf.end = at + padded.len() as u64;
+            }
+            self.reading = self.reading.take().filter(|(reading, _)| *reading != number);
+            placed.push(Run { file: number, at });
+        }
+        Ok(placed)
+    }
+
+    /// Reads bytes of a shelf.
+    pub(super) fn read(&mut self, number: u32, at: u64, out: &mut [u8]) -> io::Result<()> {
+        if self.reading.as_ref().is_none_or(|(reading, _)| *reading != number) {
+            self.reading = Some((number, self.open(number, false)?));
+        }
+        match &self.reading {
+            Some((_, file)) => file.read(at, out),
+            None => Err(io::Error::from(io::ErrorKind::NotFound)),
+        }
+    }
+
+    /// Forgets an open file, so that the next read asks the device.
+    pub(super) fn forget(&mut self) {
+        self.reading = None;
+    }
+
+    /// Removes the shelves that nobody needs; what cannot be removed is tried again later.
+    pub(super) fn sweep(&mut self) {
+        let empty: Vec<u32> =
+            self.files.iter().filter(|(_, shelf)| shelf.live == 0).map(|(n, _)| *n).collect();
+        for number in empty {
+            self.reading = self.reading.take().filter(|(reading, _)| *reading != number);
+            self.open.retain(|_, open| *open != number);
+            match self.disk.remove(&name(number)) {
+                Ok(()) => {
+                    self.files.remove(&number);
+                }
+                Err(error) => tracing::debug!(%error, number, "a shelf cannot be removed yet"),
+            }
+        }
+    }
+
+    /// Removes the shelves in the folder that nothing refers to: a crash came between.
+    pub(super) fn sweep_folder(&mut self) -> io::Result<()> {
+        let known: BTreeSet<u32> = self.files.keys().copied().collect();
+        for number in self.in_folder()? {
+            self.next = self.next.max(number.saturating_add(1));
+            if !known.contains(&number) {
+                self.disk.remove(&name(number))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of all shelves.
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.values().map(|shelf| shelf.end).sum()
+    }
+
+    /// Visits the entries of a shelf by looking at its bytes alone; `at` is where each lies.
+    pub(super) fn entries(
+        &mut self,
+        number: u32,
+        mut visit: impl FnMut(u64, &Entry<'_>),
+    ) -> io::Result<()> {
+        let file = self.open(number, false)?;
+        let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(0)];
+        file.read(0, &mut bytes)?;
+        let block = usize::try_from(BLOCK).unwrap_or(4096);
+        let mut at = 0;
+        while at < bytes.len() {
+            match Entry::take(&bytes[at..]).filter(|entry| entry.body().is_some()) {
+                Some(entry) => {
+                    visit(at as u64, &entry);
+                    at += entry.length;
+                }
+                None => at = (at + 1).next_multiple_of(block),
+            }
+        }
+        Ok(())
+    }
+}

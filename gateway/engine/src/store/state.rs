@@ -1,0 +1,79 @@
+//! Everything small that the store knows, as of one frame.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::book::Book;
+use super::border::StreamProgress;
+use super::format::{Kind, Meta, SinkState, TableState, encode_progress};
+use super::log::Schemas;
+use super::rows::encode_schema;
+
+/// Counters, cursors, ends and progress.
+#[derive(Debug, Clone)]
+pub(super) struct State {
+    pub(super) meta: Meta,
+    pub(super) sinks: BTreeMap<Arc<str>, SinkState>,
+    pub(super) tables: BTreeMap<Arc<str>, TableState>,
+    pub(super) progress: BTreeMap<Arc<str>, Arc<StreamProgress>>,
+    pub(super) schemas: BTreeMap<Arc<str>, Schemas>,
+    pub(super) counts: BTreeMap<Arc<str>, u64>,
+}
+
+impl State {
+    pub(super) fn new(meta: Meta) -> Self {
+        State {
+            meta,
+            sinks: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            progress: BTreeMap::new(),
+            schemas: BTreeMap::new(),
+            counts: BTreeMap::new(),
+        }
+    }
+
+    /// Bytes of log values, waiting rows and dead letters.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let sinks: u64 = self.sinks.values().map(|sink| sink.bytes + sink.letter_bytes).sum();
+        sinks + self.tables.values().map(|table| table.bytes).sum::<u64>()
+    }
+
+    /// Puts into the draft what differs from `before`, each as a whole, so that a reader needs only
+    /// the last one; without `before`, everything.
+    pub(super) fn note_changes(&self, book: &mut Book, before: Option<&State>) {
+        for (name, sink) in &self.sinks {
+            if before.is_none_or(|before| before.sinks.get(name) != Some(sink)) {
+                book.note(Kind::Sink, name, 0, &sink.encode());
+            }
+        }
+        for (name, table) in &self.tables {
+            if before.is_none_or(|before| before.tables.get(name) != Some(table)) {
+                book.note(Kind::Table, name, 0, &table.encode());
+            }
+        }
+        for (name, count) in &self.counts {
+            if before.is_none_or(|before| before.counts.get(name) != Some(count)) {
+                book.note(Kind::Count, name, *count, &[]);
+            }
+        }
+        for (name, progress) in &self.progress {
+            let known = before.and_then(|before| before.progress.get(name));
+            if known.is_none_or(|known| !Arc::ptr_eq(known, progress)) {
+                book.note(Kind::Progress, name, 0, &encode_progress(progress));
+            }
+        }
+        if before.is_none() {
+            book.note(Kind::Meta, "", 0, &self.meta.encode());
+            for (table, schemas) in &self.schemas {
+                for (number, schema) in schemas {
+                    match encode_schema(schema) {
+                        Ok(body) => {
+                            book.note(Kind::Schema, table, *number, &body);
+                        }
+                        Err(error) => tracing::error!(%error, %table, "a schema is not kept twice"),
+                    }
+                }
+            }
+        }
+    }
+}

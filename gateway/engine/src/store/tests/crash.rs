@@ -1,0 +1,214 @@
+//! Thousands of runs on a disk that crashes: at any operation, with any part of what was not synced
+//! on the device, torn at 512 bytes, and again during recovery. F2, F3, F4; P1, P2, P7.
+//!
+//! A seed names a run: how much each step commits, what is delivered, refused and dropped between. The
+//! model is what a person would keep in lists. The ring is small, so that most runs go round it.
+
+use super::fake::Dice;
+use super::*;
+
+/// Runs in `make test`; `make soak` asks for 100,000.
+const RUNS: u64 = 2_000;
+
+/// The store in plain lists after a number of steps.
+#[derive(Debug, Clone, Default)]
+struct Model {
+    /// Per sink `a`, `b` and `c`: numbers that wait.
+    waiting: [Vec<u64>; 3],
+    /// Numbers that were ever put there.
+    put: [u64; 3],
+    delivered: [u64; 3],
+    letters: u64,
+    dropped: u64,
+    /// Log rows `floor .. end`.
+    floor: u64,
+    end: u64,
+    counted: u64,
+}
+
+const SINKS: [&str; 3] = ["a", "b", "c"];
+/// Rows that `c` keeps.
+const KEEPS: usize = 5;
+
+/// What one step does before and in its commit.
+#[derive(Debug, Clone)]
+struct Step {
+    rows: u64,
+    numbers: [u64; 3],
+    delivered: [usize; 2],
+    refuse: bool,
+    body: usize,
+    floor: u64,
+}
+
+fn crash_layout() -> Layout {
+    let bounded = SinkLayout { max_records: Some(KEEPS as u64), ..sink("c") };
+    Layout { sinks: vec![sink("a"), sink("b"), bounded], ..layout() }
+}
+
+/// The steps of a run and the model after each.
+fn plan(seed: u64) -> (Vec<Step>, Vec<Model>) {
+    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let (mut steps, mut models) = (Vec::new(), vec![Model::default()]);
+    for _ in 0..8 + dice.below(24) {
+        let before = models.last().unwrap();
+        let body = if dice.below(6) == 0 { 9_000 } else { 1 + dice.below(900) };
+        let step = Step {
+            rows: dice.roll() % 4,
+            numbers: [dice.roll() % 3, dice.roll() % 3, dice.roll() % 4],
+            delivered: [
+                if dice.below(3) == 0 { dice.below(before.waiting[0].len() + 1) } else { 0 },
+                if dice.below(4) == 0 { dice.below(before.waiting[1].len() + 1) } else { 0 },
+            ],
+            refuse: dice.below(9) == 0,
+            body,
+            floor: dice.roll() % 4,
+        };
+        models.push(after(before, &step));
+        steps.push(step);
+    }
+    (steps, models)
+}
+
+fn after(before: &Model, step: &Step) -> Model {
+    let mut model = before.clone();
+    for (sink, count) in step.delivered.iter().enumerate() {
+        model.waiting[sink].drain(..*count);
+        model.delivered[sink] += *count as u64;
+    }
+    if step.refuse && !model.waiting[0].is_empty() {
+        model.waiting[0].remove(0);
+        model.letters += 1;
+    }
+    for (sink, count) in step.numbers.iter().enumerate() {
+        let first = model.put[sink];
+        model.waiting[sink].extend(first..first + count);
+        model.put[sink] += count;
+    }
+    let excess = model.waiting[2].len().saturating_sub(KEEPS);
+    model.waiting[2].drain(..excess);
+    model.dropped += excess as u64;
+    model.end += step.rows;
+    model.floor = (model.floor + step.floor).min(model.end);
+    model.counted += step.rows;
+    model
+}
+
+fn text(number: u64, length: usize) -> Bytes {
+    Bytes::from(format!("{number:>length$}"))
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    durable: usize,
+    begun: usize,
+}
+
+async fn run(disk: &FakeDisk, seed: u64, told: &mut Told) -> Result<(), StoreError> {
+    let (steps, models) = plan(seed);
+    let (store, _) = open_with(disk, &options(), crash_layout())?;
+    // Positions of the numbers that wait, as a pump knows them.
+    let mut cursors = [0_u64; 2];
+    for (index, step) in steps.iter().enumerate() {
+        let (before, now) = (&models[index], &models[index + 1]);
+        told.begun = index + 1;
+        for sink in 0..2 {
+            cursors[sink] += step.delivered[sink] as u64;
+            store.delivered(SINKS[sink], cursors[sink]);
+        }
+        if step.refuse && before.waiting[0].len() > step.delivered[0] {
+            cursors[0] += 1;
+            store.reject("a", cursors[0], "no");
+        }
+        let outbox = (0..3).filter(|sink| step.numbers[*sink] > 0).map(|sink| {
+            let first = before.put[sink];
+            let numbers = first..first + step.numbers[sink];
+            OutboxRows {
+                bodies: numbers.clone().map(|number| text(number, step.body)).collect(),
+                ..results(SINKS[sink], numbers, 1)
+            }
+        });
+        let rows = (step.rows > 0).then(|| log_rows(before.end..before.end + step.rows));
+        let one = Commit {
+            wait: true,
+            rows: rows.into_iter().collect(),
+            outbox: outbox.collect(),
+            progress: Some(progress(&(index as u64).to_le_bytes(), now.end, now.floor)),
+            counts: vec![("rows".into(), step.rows)],
+        };
+        store.submit(one).await?.await?;
+        told.durable = index + 1;
+    }
+    store.close().await
+}
+
+async fn verify(disk: &FakeDisk, seed: u64, told: &Told, run: &str) {
+    let opened = open_with(disk, &options(), crash_layout());
+    let (store, recovery) = opened.unwrap_or_else(|error| panic!("{run}: {error}"));
+    assert_eq!((&recovery.quarantined, recovery.corrupt_records), (&None, 0), "{run}");
+    assert_eq!(recovery.progress_lost, Vec::<String>::new(), "{run}");
+    let done = store.progress("s").map_or(0, |progress| {
+        usize::try_from(u64::from_le_bytes(progress.state.try_into().unwrap())).unwrap() + 1
+    });
+    assert!(done >= told.durable && done <= told.begun, "{run}: {done} of {told:?}");
+    let model = &plan(seed).1[done];
+    for (index, sink) in SINKS.iter().enumerate() {
+        let numbers: Vec<u64> = waiting(&store, sink)
+            .await
+            .iter()
+            .map(|row| std::str::from_utf8(&row.body).unwrap().trim().parse().unwrap())
+            .collect();
+        assert_eq!(numbers, model.waiting[index], "{run}: {sink}");
+        assert_eq!(store.backlog(sink).delivered, model.delivered[index], "{run}: {sink}");
+    }
+    let c = store.backlog("c");
+    assert_eq!((c.dropped, c.records), (model.dropped, model.waiting[2].len() as u64), "{run}");
+    let told_missing: Vec<_> = notices(&store, "c").await;
+    let expected = (model.dropped > 0).then(|| (c_cursor(&store) + 1, 0, model.dropped - 1));
+    assert_eq!(told_missing, expected.into_iter().collect::<Vec<_>>(), "{run}");
+    assert_eq!(store.rejected("a", 99).await.unwrap().len() as u64, model.letters, "{run}");
+    assert_eq!(store.log_end("t"), model.end, "{run}");
+    assert_eq!(logged(&store, 0).await, (model.floor..model.end).collect::<Vec<_>>(), "{run}");
+    assert_eq!(store.count("rows"), model.counted, "{run}");
+    let stats = store.stats();
+    assert_eq!((stats.corrupt_records, stats.corrupt_rows), (0, 0), "{run}");
+    store.close().await.unwrap();
+}
+
+fn c_cursor(store: &Store) -> u64 {
+    store.cursor("c")
+}
+
+#[tokio::test]
+async fn f02_f03_f04_thousands_of_crashes_lose_alter_and_reorder_nothing() {
+    let runs = std::env::var("TIDEGATE_CRASHES").map_or(RUNS, |runs| runs.parse().unwrap());
+    for seed in 1..=runs {
+        let whole = FakeDisk::default();
+        let mut told = Told::default();
+        run(&whole, seed, &mut told).await.unwrap();
+        let mut dice = Dice(seed | 1 << 40);
+        let disk = FakeDisk::default();
+        disk.crash_at(1 + dice.roll() % whole.operations());
+        let mut told = Told::default();
+        drop(run(&disk, seed, &mut told).await);
+        let torn = (dice.below(4) > 0).then(|| dice.roll());
+        let mut cut = disk.power_cut(torn);
+        let name = format!("seed {seed}, crash, torn {torn:?}");
+        if dice.below(2) == 0 {
+            let again = 1 + dice.roll() % 60;
+            cut.crash_at(again);
+            drop(open_with(&cut, &options(), crash_layout()));
+            cut = cut.power_cut(Some(dice.roll()));
+        }
+        verify(&cut, seed, &told, &name).await;
+        if seed % 50 == 0 {
+            verify(&whole.power_cut(None), seed, &all(seed), &format!("seed {seed}, whole")).await;
+        }
+    }
+}
+
+/// What a run that went to its end was told.
+fn all(seed: u64) -> Told {
+    let steps = plan(seed).0.len();
+    Told { durable: steps, begun: steps }
+}
