@@ -46,9 +46,13 @@ impl StoreKeeper {
         Self { store, beside: Beside::Nothing(Arc::new(recovery)) }
     }
 
-    /// Refuses what the store does not hold.
+    /// Refuses what neither the store nor the gateway has.
     fn known(&self, sink: &str) -> Result<(), Refusal> {
-        if self.store.sinks().iter().any(|name| **name == *sink) {
+        let runs = match &self.beside {
+            Beside::Gateway(status) => status.views().sinks.iter().any(|view| view.name == sink),
+            Beside::Nothing(_) => false,
+        };
+        if runs || self.store.sinks().iter().any(|name| **name == *sink) {
             return Ok(());
         }
         Err(Refusal::Unknown(format!("the store holds no sink `{sink}`")))

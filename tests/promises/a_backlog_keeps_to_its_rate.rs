@@ -121,7 +121,7 @@ fn a_rate_is_changed_while_the_backlog_goes_out() {
     let gate = Arc::new(Gate::new(broker.port));
     fill(&scratch, gate.port, 3_000);
     let mut gateway =
-        Gateway::start(&scratch, &config(&scratch, gate.port, 1, "rate: 10/s, topic: late"));
+        Gateway::start(&scratch, &config(&scratch, gate.port, 1, "rate: 10/s, topic: late/rows"));
     broker.restart();
     let far_side = Subscriber::start(broker.port, "#", Some(gate));
     far_side.wait_subscribed();

@@ -121,7 +121,7 @@ async fn serve(path: &Path, boot: Boot, levels: Levels, crews: Crews) -> u8 {
     let (requests_in, requests) = mpsc::channel(REQUESTS_MAX);
     let desk = Desk { quit: quit.asked.clone(), requests: Some(requests_in), levels };
     let doors = Doors::open(&running, desk);
-    notify.say("READY=1\nSTATUS=");
+    notify.say("READY=1");
     let (store, status) = (running.store.clone(), running.status.clone());
     let mut steward = Steward::new(running, path, sources, environment, hangup, requests);
     let store_failed = tokio::select! {

@@ -52,6 +52,7 @@ pub(super) async fn started(
             Ok(running) => {
                 if let Some(waiting) = waiting {
                     tracing::info!("the store is open");
+                    notify.say("STATUS=");
                     waiting.end().await;
                 }
                 return Ok((running, boot));
