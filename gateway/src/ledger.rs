@@ -120,3 +120,107 @@ pub fn begin<'a>(
 pub fn ever(b: &Backlog) -> u64 {
     b.delivered + b.dropped + b.expired + b.rejected + b.lost + b.records
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use bytes::Bytes;
+    use tidegate_engine::store::{Layout, OutboxRows, SinkLayout, StoreOptions, WhenFull};
+
+    use super::*;
+
+    /// A store in a folder of its own, with one sink.
+    struct Trial {
+        dir: PathBuf,
+    }
+
+    impl Trial {
+        fn new(name: &str) -> Self {
+            let name = format!("tidegate-ledger-{}-{name}", std::process::id());
+            Self { dir: std::env::temp_dir().join(name) }
+        }
+
+        fn open(&self) -> Store {
+            let sink = SinkLayout {
+                name: "cloud".into(),
+                max_bytes: 1 << 20,
+                max_age_us: None,
+                max_records: None,
+                when_full: WhenFull::Block,
+                priority: 0,
+            };
+            let layout = Layout { tables: Vec::new(), sinks: vec![sink] };
+            Store::open(StoreOptions::new(&self.dir, "gw", 1), layout).unwrap().0
+        }
+    }
+
+    impl Drop for Trial {
+        fn drop(&mut self) {
+            drop(std::fs::remove_dir_all(&self.dir));
+        }
+    }
+
+    async fn commit(store: &Store, commit: Commit) {
+        let commit = Commit { wait: true, ..commit };
+        store.submit(commit).await.unwrap().await.unwrap();
+    }
+
+    fn records(count: u64) -> OutboxRows {
+        OutboxRows {
+            sink: "cloud".into(),
+            stream: "s".into(),
+            first_seq: 0,
+            window: None,
+            created: 0,
+            bodies: (0..count).map(|_| Bytes::from_static(b"{}")).collect(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_without_counters_is_counted_from_what_it_holds() {
+        let trial = Trial::new("older");
+        let store = trial.open();
+        // As the version before it wrote: results without a counter.
+        commit(&store, Commit { outbox: vec![records(7)], ..Commit::default() }).await;
+        let sources = || [("press".to_owned(), "press".to_owned())].into_iter();
+        assert!(begin(&store, ["cloud"].into_iter(), sources()).is_empty(), "its log is empty");
+        commit(&store, Commit::default()).await;
+        assert_eq!(store.count(&results("cloud")), 7);
+
+        // Once: what comes then is counted by whoever brings it.
+        let counts = vec![(results("cloud"), 2)];
+        commit(&store, Commit { outbox: vec![records(2)], counts, ..Commit::default() }).await;
+        begin(&store, ["cloud"].into_iter(), sources());
+        commit(&store, Commit::default()).await;
+        assert_eq!(store.count(&results("cloud")), ever(&store.backlog("cloud")));
+        store.close().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_source_goes_on_behind_what_was_accepted_and_refused() {
+        let trial = Trial::new("seq");
+        let store = trial.open();
+        let (press, meter) = (SourceKeys::new("press"), SourceKeys::new("meter/slow"));
+        assert_eq!(press.next_seq(&store), 0);
+        let counts = vec![
+            (press.accepted.clone(), 10),
+            (press.overload.clone(), 3),
+            // It had no numbers yet.
+            (press.schema.clone(), 2),
+            (meter.first.clone(), 100),
+            (meter.accepted.clone(), 1),
+        ];
+        commit(&store, Commit { counts, ..Commit::default() }).await;
+        store.close().await.unwrap();
+
+        let store = trial.open();
+        assert_eq!((press.next_seq(&store), meter.next_seq(&store)), (13, 101));
+        let totals = SourceTotals { accepted: 10, overload: 3, schema: 2 };
+        assert_eq!(press.read(&store), totals);
+        // Counters there are: a new source begins at 0, whatever its table holds.
+        let sources = [("new".to_owned(), "press".to_owned())].into_iter();
+        assert!(begin(&store, std::iter::empty(), sources).is_empty());
+        store.close().await.unwrap();
+    }
+}

@@ -4,6 +4,9 @@
 //! A polled device cannot be paused: where its table cannot keep up, its rows are counted as
 //! refused and reading goes on. A feed that can wait does wait.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

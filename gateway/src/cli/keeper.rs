@@ -76,13 +76,7 @@ async fn alone(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
 
 /// Whether a folder holds a store: nothing is made where there is none.
 fn is_store(folder: &Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return false;
-    };
-    let is_file = |entry: io::Result<std::fs::DirEntry>| {
-        entry.is_ok_and(|entry| entry.file_name().as_encoded_bytes().starts_with(b"store."))
-    };
-    entries.into_iter().any(is_file)
+    ["store.redb", "store.ring"].iter().any(|file| folder.join(file).is_file())
 }
 
 /// Opens a store without a configuration. Nothing in it gives way: no bound is known here.

@@ -117,7 +117,9 @@ pub enum StoreCommand {
 /// What may be done to the delivery of a sink.
 #[derive(Debug, Subcommand)]
 pub enum SinksCommand {
-    /// Deliver nothing more to a sink until it is resumed, also after a restart. What comes waits.
+    /// Deliver nothing more to a sink until it is resumed, also after a restart.
+    ///
+    /// What comes waits, within the sink's bounds. Its connection stays.
     Pause {
         /// The sink.
         name: Name,
