@@ -83,6 +83,11 @@ impl Memory {
         self.end.send_modify(|_| {});
     }
 
+    /// Makes `count` rows durable that cannot be read back.
+    pub(super) fn push_unreadable(&self, count: u64) {
+        self.end.send_modify(|end| *end += count);
+    }
+
     /// Makes the notice of a gap durable.
     pub(super) fn push_gap(&self, gap: Gap) {
         let position = *self.end.borrow() + 1;

@@ -71,6 +71,8 @@ pub struct Queue {
     rows_max: usize,
     main: Lane,
     live: Option<Lane>,
+    /// Live rows were waited for in vain: what is there cannot be read, and more may never come.
+    live_missing: bool,
     /// Position of the last record of the backlog.
     backlog_end: u64,
     /// Lanes are to begin as soon as the store can.
@@ -89,6 +91,7 @@ impl Queue {
             rows_max,
             main: Lane::default(),
             live: None,
+            live_missing: false,
             backlog_end: 0,
             split_due: false,
             bucket: None,
@@ -156,7 +159,9 @@ impl Queue {
                 Ok(turn) => return Ok(turn),
                 Err(Some(at)) => tokio::select! {
                     filled = self.filled() => filled?,
-                    () = tokio::time::sleep_until(at) => {}
+                    () = tokio::time::sleep_until(at) => {
+                        self.live_missing = self.live.as_ref().is_some_and(|live| live.held() == 0);
+                    }
                 },
                 Err(None) => self.filled().await?,
             }
@@ -252,9 +257,9 @@ impl Queue {
         let alone = self.plan.newest || self.shares.is_some();
         match (live, main) {
             (Offer::Now(rows), _) if self.plan.newest => turn(Side::Live, rows),
-            (Offer::Coming, _) if self.plan.newest => Err(later(main)),
+            (Offer::Coming, _) if self.plan.newest => Err(Some(now + LIVE_MAX)),
             (Offer::Now(rows), main) if busy(main) && owed > 0 => turn(Side::Live, rows.min(owed)),
-            (Offer::Coming, main) if busy(main) && owed > 0 => Err(None),
+            (Offer::Coming, main) if busy(main) && owed > 0 => Err(Some(now + LIVE_MAX)),
             (_, Offer::Now(rows)) => turn(Side::Main, rows),
             (_, Offer::Coming) => Err(None),
             (Offer::Now(rows), _) if alone => turn(Side::Live, rows),
@@ -267,12 +272,17 @@ impl Queue {
 
     fn offer(&mut self, side: Side, now: Instant) -> Offer {
         let (end, backlog_end) = (self.outbox.end(), self.backlog_end);
+        let missing = side == Side::Live && self.live_missing;
         let lane = self.lane(side);
         let held = lane.held();
         if held == 0 {
             let end = lane.upto.map_or(end, |upto| upto.min(end));
-            return if end > lane.cursor { Offer::Coming } else { Offer::Nothing };
+            return if end > lane.cursor && !missing { Offer::Coming } else { Offer::Nothing };
         }
+        if missing {
+            self.live_missing = false;
+        }
+        let lane = self.lane(side);
         let old = lane.held_upto(backlog_end);
         match &mut self.bucket {
             Some(bucket) if old > 0 => match bucket.pass(old, now) {
@@ -322,6 +332,9 @@ impl Queue {
         }
     }
 }
+
+/// How long the store may take to read live rows before the backlog goes on without them.
+const LIVE_MAX: Duration = Duration::from_secs(1);
 
 /// When an offer becomes one.
 fn later(offer: Offer) -> Option<Instant> {

@@ -289,6 +289,25 @@ async fn lanes_of_the_store_are_kept_to_where_none_are_wanted_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_backlog_goes_on_without_live_records_that_cannot_be_read() {
+    for plan in
+        [Plan { share: Some(0.5), ..Plan::default() }, Plan { newest: true, ..Plan::default() }]
+    {
+        let takes = (Duration::ZERO, MS);
+        let trial = Trial::start(Setting { waiting: 4_000, plan, takes, ..Setting::default() });
+        trial.live(100, SECOND).await;
+        trial.memory.push_unreadable(50);
+        sleep(20 * SECOND).await;
+        assert_lanes(&trial.positions(), 4_000, 4_100);
+        // And they have their turn again when there are some.
+        trial.memory.push(10);
+        sleep(SECOND).await;
+        assert_eq!(trial.count(), 4_110);
+        trial.stop().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_paused_sink_delivers_nothing_and_wakes_at_once() {
     let asked = Asked { paused: true, rate: None };
     let plan = Plan { rate: Some(100.0), ..Plan::default() };
