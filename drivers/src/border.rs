@@ -80,6 +80,8 @@ pub struct Payload {
     pub stream: Arc<str>,
     /// The encoded record, without a line end.
     pub body: Bytes,
+    /// It waited while there was no connection, so that it may belong on another topic.
+    pub replayed: bool,
 }
 
 /// How far a delivery came.

@@ -63,6 +63,9 @@ macro_rules! string_type {
     };
 }
 
+mod rate;
+pub use rate::Rate;
+
 /// The name of a link, device, table, stream, sink or point: a word that is safe in SQL, topics,
 /// paths and metrics.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

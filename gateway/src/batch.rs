@@ -71,6 +71,11 @@ impl Batcher {
         Ok(batch)
     }
 
+    /// A batch without rows.
+    pub fn none(&self) -> RecordBatch {
+        RecordBatch::new_empty(self.schema.clone())
+    }
+
     /// The time of day of each instant, all by one reading of the clock.
     fn received(&self, arrived: &[Instant]) -> Vec<i64> {
         let (now, instant) = (self.clock.now(), Instant::now());

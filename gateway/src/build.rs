@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_config::{
-    Device, DeviceDriver, Document, Environment, EventTime, SinkDriver, SinkSection, StreamSection,
-    Table as TableConfig, WhenFull, Window as WindowConfig, resolve_secret,
+    Device, DeviceDriver, Document, Environment, EventTime, Priority, ReplayMark, ReplayOrder,
+    SinkDriver, SinkSection, StreamSection, Table as TableConfig, WhenFull, Window as WindowConfig,
+    resolve_secret,
 };
 use tidegate_drivers::bus::{BusHandle, BusOwner};
 use tidegate_drivers::north::Encode;
@@ -19,7 +20,7 @@ use tidegate_drivers::south::modbus::ModbusSouth;
 use tidegate_drivers::south::mqtt::MqttSouth;
 use tidegate_drivers::south::replay::ReplaySouth;
 use tidegate_drivers::south::serial::SerialSouth;
-use tidegate_drivers::types::{Secret, Span};
+use tidegate_drivers::types::{Rate, Secret, Span};
 use tidegate_drivers::{Fault, North, South};
 use tidegate_engine::store::{self, Layout, SinkLayout, StoreOptions, TableLayout};
 use tidegate_engine::{StreamSpec, TableSchema, Window};
@@ -27,6 +28,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::SharedClock;
+use crate::pump::{Plan, Writer};
 use crate::source::WhenBusy;
 use crate::supervisor::{Exit, Part};
 
@@ -63,6 +65,7 @@ pub(crate) fn store_options(document: &Document, around: &Surroundings) -> Store
         queue: document.limits.store_queue as usize,
         cache_bytes: STORE_CACHE_BYTES,
         max_bytes: document.store.max_bytes.get(),
+        ring_bytes: document.store.effective_ring().get(),
         gateway: document.gateway.name.to_string(),
         epoch_hint: u64::try_from(around.clock.now() / 1_000_000).unwrap_or(0),
     }
@@ -77,6 +80,7 @@ pub(crate) fn layout(document: &Document) -> Layout {
             .map(|s| s.name.as_str().into())
             .collect(),
         name: table.name.as_str().into(),
+        history_us: table.history.map(Span::micros),
     });
     let sinks = document.sinks.iter().map(|sink| SinkLayout {
         name: sink.name.as_str().into(),
@@ -87,6 +91,11 @@ pub(crate) fn layout(document: &Document) -> Layout {
             WhenFull::DropOldest => store::WhenFull::DropOldest,
             WhenFull::DropNewest => store::WhenFull::DropNewest,
             WhenFull::Block => store::WhenFull::Block,
+        },
+        priority: match sink.store.priority {
+            Priority::Low => -1,
+            Priority::Normal => 0,
+            Priority::High => 1,
         },
     });
     Layout { tables: tables.collect(), sinks: sinks.collect() }
@@ -170,7 +179,8 @@ impl Surroundings {
                 let password = self.secret(mqtt.password.as_ref())?;
                 let id = client_id(document, sink.name.as_str());
                 let gateway = document.gateway.name.as_str();
-                Box::new(MqttNorth::new(mqtt.clone(), id, gateway, password)?)
+                let north = MqttNorth::new(mqtt.clone(), id, gateway, password)?;
+                Box::new(north.with_replay_topic(sink.replay.topic.clone()))
             }
             SinkDriver::File(file) => Box::new(FileNorth::new(file.clone())),
             SinkDriver::Stdout(stdout) => Box::new(StdoutNorth::new(stdout.clone())),
@@ -282,6 +292,24 @@ fn micros(span: Duration) -> i64 {
 
 fn client_id(document: &Document, part: &str) -> String {
     format!("tidegate-{}-{part}", document.gateway.name)
+}
+
+/// How a sink delivers what waited for it.
+pub(crate) fn plan(sink: &SinkSection) -> Plan {
+    Plan {
+        rate: sink.replay.rate.map(Rate::per_second),
+        share: sink.replay.share,
+        newest: sink.replay.order == ReplayOrder::Newest,
+    }
+}
+
+/// What makes payloads of a sink's records.
+pub(crate) fn writer(document: &Document, sink: &SinkSection) -> Writer {
+    Writer {
+        gateway: document.gateway.name.to_string(),
+        encode: encode(&sink.driver),
+        mark: sink.replay.mark == ReplayMark::Replayed,
+    }
 }
 
 /// How a sink's records are written.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_web_ui::{
-    Answer, Applied, ApplyOutcome, Console, Control, LogLevels, LogLevelsWanted,
+    Answer, Applied, ApplyOutcome, Console, Control, Keeper, LogLevels, LogLevelsWanted,
 };
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::error::TrySendError;
@@ -104,6 +104,8 @@ pub struct Socket {
     pub console: Arc<dyn Console>,
     /// What may be asked.
     pub desk: Arc<Desk>,
+    /// What may be done to the store.
+    pub keeper: Arc<dyn Keeper>,
     /// Ends serving.
     pub stop: CancellationToken,
 }
@@ -117,7 +119,8 @@ impl Part for Socket {
                 return Exit::Failed(format!("control socket {}: {error}", path.display()));
             }
         };
-        let router = tidegate_web_ui::control_router(self.console.clone(), self.desk.clone());
+        let (console, desk) = (self.console.clone(), self.desk.clone());
+        let router = tidegate_web_ui::control_router(console, desk, self.keeper.clone());
         tidegate_web_ui::serve_unix(listener, router, self.stop.clone()).await;
         remove(&path);
         Exit::Done
@@ -130,15 +133,38 @@ fn remove(path: &Path) {
     }
 }
 
+/// What a gateway answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// The HTTP status.
+    pub status: u16,
+    head: String,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The value of a header, by its name in small letters.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    }
+}
+
 /// Asks a running gateway over its control socket, with a body where there is one, and waits for
-/// `patience` at most. Returns the HTTP status and the body.
+/// `patience` at most.
 pub async fn ask(
     socket: &Path,
     method: &str,
     path: &str,
     body: &str,
     patience: Duration,
-) -> std::io::Result<(u16, String)> {
+) -> std::io::Result<Reply> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let talk = async {
@@ -149,9 +175,9 @@ pub async fn ask(
             body.len()
         );
         stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        // Bounded: a status of ten thousand parts is far below this.
-        stream.take(64 << 20).read_to_string(&mut answer).await?;
+        let mut answer = Vec::new();
+        // Bounded: a status of ten thousand parts, or a part of an export, is far below this.
+        stream.take(256 << 20).read_to_end(&mut answer).await?;
         std::io::Result::Ok(answer)
     };
     let answer = tokio::time::timeout(patience, talk)
@@ -162,11 +188,12 @@ pub async fn ask(
     })
 }
 
-/// Splits an answer into its status and its body.
-fn parse(answer: &str) -> Option<(u16, String)> {
-    let (head, body) = answer.split_once("\r\n\r\n")?;
+/// Splits an answer into its head and its body.
+fn parse(answer: &[u8]) -> Option<Reply> {
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let head = String::from_utf8(answer[..end].to_vec()).ok()?;
     let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
-    Some((status, body.to_owned()))
+    Some(Reply { status, head, body: answer[end + 4..].to_vec() })
 }
 
 #[cfg(test)]
@@ -174,10 +201,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_has_a_status_and_a_body() {
-        let answer = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 2\r\n\r\nno";
-        assert_eq!(parse(answer), Some((503, "no".to_owned())));
-        assert_eq!(parse("SSH-2.0\r\n\r\n"), None);
-        assert_eq!(parse("HTTP/1.1 200 OK\r\n"), None);
+    fn an_answer_has_a_status_headers_and_a_body() {
+        let answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\nno";
+        let reply = parse(answer).unwrap();
+        assert_eq!((reply.status, &*reply.text()), (503, "no"));
+        assert_eq!(reply.header("content-length"), Some("2"));
+        assert_eq!(reply.header("x-none"), None);
+        assert_eq!(parse(b"SSH-2.0\r\n\r\n"), None);
+        assert_eq!(parse(b"HTTP/1.1 200 OK\r\n"), None);
     }
 }

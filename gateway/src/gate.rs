@@ -150,6 +150,7 @@ mod tests {
             health: health.clone(),
             stats: Some(stats.clone()),
             counts: Arc::default(),
+            asked: tokio::sync::watch::Sender::default(),
             pulse: Arc::default(),
         };
         (view, health, stats)

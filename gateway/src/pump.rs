@@ -1,27 +1,60 @@
 //! One sink at work: takes records from its outbox in order, delivers them, and moves the cursor.
 //!
 //! The cursor is a contiguous low-water mark: it moves over what the far side has taken, and over
-//! what was refused often enough to be set aside, and over nothing else.
+//! what was refused often enough to be set aside, and over nothing else. `queue` says what comes
+//! next, `lane` holds rows, `pace` says how many, `write` what they look like; `outbox` is what all
+//! of it needs of the store.
 
-use std::ops::Range;
+mod lane;
+mod outbox;
+mod pace;
+mod queue;
+mod write;
+
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate_drivers::stats::LinkState;
 use tidegate_drivers::{Delivered, Fault, North, Payload};
-use tidegate_engine::store::{OutboxRow, Store};
+use tidegate_engine::store::OutboxRow;
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{Backoff, seed};
 use crate::progress::Pulse;
 use crate::supervisor::{Exit, Part, Said};
 
-/// The ledger of one sink beside what the store counts.
+pub use outbox::SinkOutbox;
+pub use queue::{Plan, Queue};
+use queue::{Side, Turn};
+pub use write::Writer;
+
+/// What one sink has delivered since the process started, beside what the store counts.
 #[derive(Debug, Default)]
 pub struct SinkCounts {
     /// Records that the far side has taken.
     pub delivered: AtomicU64,
+    /// Of these, records that had waited when the connection was made.
+    pub replayed: AtomicU64,
+    /// Notices of gaps that the far side has taken.
+    pub gaps: AtomicU64,
+}
+
+/// What somebody asks of a sink at work.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Asked {
+    /// Nothing is delivered.
+    pub paused: bool,
+    /// For the present backlog, this many records a second instead of what the configuration
+    /// says; none inside: as many as the far side takes.
+    pub rate: Option<Option<f64>>,
 }
 
 /// A sink and what it needs.
@@ -30,70 +63,33 @@ pub struct Pump {
     pub name: Arc<str>,
     /// The driver.
     pub north: Box<dyn North>,
-    /// The store.
-    pub store: Store,
+    /// What waits, and in which order it goes.
+    pub queue: Queue,
+    /// From a row to a payload.
+    pub writer: Writer,
+    /// Records of the backlog in a second at most, where nobody asks for another rate.
+    pub rate: Option<f64>,
+    /// What somebody asks; taken note of at once.
+    pub asked: watch::Sender<Asked>,
     /// Ends delivery.
     pub stop: CancellationToken,
     /// Shortest and longest pause between two attempts to connect.
     pub pauses: (Duration, Duration),
-    /// Records of one delivery at most.
-    pub rows_max: usize,
     /// Attempts before a refused record is set aside.
     pub refusals_max: u32,
-    /// The gateway's name, the beginning of each record id.
-    pub gateway: String,
-    /// Position of the last record that is settled; 0 at the start.
-    pub cursor: u64,
-    /// Whether the record at the head ends connections.
-    pub suspicion: Suspicion,
-    /// The sink's ledger.
+    /// What the sink has delivered.
     pub counts: Arc<SinkCounts>,
     /// Beats with each step.
     pub pulse: Arc<Pulse>,
 }
 
-/// Knows a record with which the connection ends each time, such as one that is too large for a
-/// broker that closes instead of refusing: it must not hold up the sink for ever.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Suspicion {
-    position: u64,
-    ended: u32,
-}
-
-/// Ends after which the head is sent alone, so that no other record can be the reason.
-const ENDED_ALONE: u32 = 3;
-/// Ends after which the record behind the head is tried: if that one passes, it is the head.
-const ENDED_MAX: u32 = 5;
-
-impl Suspicion {
-    /// Which of the records that wait are sent.
-    fn range(&mut self, rows: &[OutboxRow]) -> Range<usize> {
-        match self.ended {
-            _ if rows[0].position != self.position => 0..rows.len(),
-            0..ENDED_ALONE => 0..rows.len(),
-            ENDED_ALONE..ENDED_MAX => 0..1,
-            _ if rows.len() > 1 => 1..2,
-            _ => 0..1,
-        }
-    }
-
-    /// The connection ended before anything was taken, `position` being at the head. After a
-    /// record behind it fared no better, it is not to blame, and all begins anew.
-    fn ended_with(&mut self, position: u64) {
-        let ended = if position == self.position { self.ended + 1 } else { 1 };
-        *self = Self { position, ended: if ended > ENDED_MAX { 0 } else { ended } };
-    }
-}
-
-/// Bytes of one delivery at most: what a pump holds in memory.
-const DELIVERY_BYTES_MAX: usize = 1 << 20;
-
 impl Part for Pump {
     async fn run(&mut self) -> Exit {
         let mut backoff = Backoff::new(self.pauses.0, self.pauses.1, seed(&self.name));
         let mut said = Said::default();
+        let mut asked = self.asked.subscribe();
         loop {
-            let fault = match self.connected(&mut backoff, &mut said).await {
+            let fault = match self.connected(&mut asked, &mut backoff, &mut said).await {
                 Ok(()) => return Exit::Done,
                 Err(fault) => fault,
             };
@@ -108,8 +104,15 @@ impl Part for Pump {
                     } else {
                         tracing::debug!(sink = &*self.name, error, ?pause, "no connection again");
                     }
+                    let was_paused = asked.borrow_and_update().paused;
+                    let resumed = async {
+                        // Ends with the sender, which is this pump's own.
+                        let resumed = asked.wait_for(|asked| was_paused && !asked.paused).await;
+                        drop(resumed);
+                    };
                     tokio::select! {
                         () = self.pulse.waiting(tokio::time::sleep(pause)) => {}
+                        () = resumed => backoff.reset(),
                         () = self.stop.cancelled() => return Exit::Done,
                     }
                 }
@@ -120,126 +123,182 @@ impl Part for Pump {
 
 impl Pump {
     /// Connects and delivers until stopped (`Ok`) or until the connection fails.
-    async fn connected(&mut self, backoff: &mut Backoff, said: &mut Said) -> Result<(), Fault> {
+    async fn connected(
+        &mut self,
+        asked: &mut watch::Receiver<Asked>,
+        backoff: &mut Backoff,
+        said: &mut Said,
+    ) -> Result<(), Fault> {
         tokio::select! {
             result = self.north.connect() => result?,
             () = self.stop.cancelled() => return Ok(()),
         }
         self.pulse.beat();
         tracing::info!(sink = &*self.name, "connected");
-        let mut refusals = 0;
+        let mut now = *asked.borrow_and_update();
+        self.queue.begin(now.rate.unwrap_or(self.rate), Instant::now());
+        self.queue.lane(Side::Main).refusals = 0;
         loop {
-            // What was delivered before is not sent again because its mark is not durable yet.
-            self.cursor = self.cursor.max(self.store.cursor(&self.name));
-            let next = self.store.next(&self.name, self.cursor, self.rows_max, DELIVERY_BYTES_MAX);
-            let rows = tokio::select! {
+            if now.paused {
+                tracing::info!(sink = &*self.name, "paused");
+                // What is held may be dropped by a bound meanwhile.
+                self.queue.forget();
+                if !self.resumed(asked).await {
+                    return Ok(());
+                }
+                tracing::info!(sink = &*self.name, "resumed");
+                now = *asked.borrow_and_update();
+                self.queue.begin(now.rate.unwrap_or(self.rate), Instant::now());
+            }
+            self.end_rate();
+            let turn = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return Ok(()),
-                rows = self.pulse.waiting(next) => {
-                    rows.map_err(|e| Fault::Link(format!("store: {e}")))?
+                // Its sender is this pump's own: there is a change whenever this resolves.
+                _ = asked.changed() => {
+                    let before = now.rate;
+                    now = *asked.borrow_and_update();
+                    if now.rate != before {
+                        self.queue.set_rate(now.rate.unwrap_or(self.rate), Instant::now());
+                    }
+                    continue;
+                }
+                turn = self.pulse.waiting(self.queue.turn()) => {
+                    turn.map_err(|e| Fault::Link(format!("store: {e}")))?
                 }
             };
-            let sent = self.suspicion.range(&rows);
-            let payloads: Vec<Payload> =
-                rows[sent.clone()].iter().map(|row| self.payload(row)).collect();
-            let Delivered { count, fault } = self.north.deliver(&payloads).await;
-            self.pulse.beat();
-            if count > 0 {
-                if sent.start > 0 {
-                    let reason = "the connection ended with it again and again, and not without it";
-                    self.set_aside(&rows[0], reason);
-                }
-                self.cursor = rows[sent.start + count - 1].position;
-                self.store.delivered(&self.name, self.cursor);
-                self.counts.delivered.fetch_add(count as u64, Ordering::Relaxed);
-                self.suspicion = Suspicion::default();
+            if self.deliver(turn).await? {
                 backoff.reset();
                 said.reset();
-                refusals = 0;
-            }
-            match fault {
-                None => {}
-                Some(Fault::Refused(reason)) => {
-                    refusals += 1;
-                    self.north.stats().set_error(Some(reason.clone()));
-                    if refusals >= self.refusals_max {
-                        self.set_aside(&rows[sent.start + count], &reason);
-                        refusals = 0;
-                    }
-                }
-                Some(fault) => {
-                    if count == 0 {
-                        self.suspicion.ended_with(rows[0].position);
-                    }
-                    return Err(fault);
-                }
             }
         }
     }
 
-    /// Puts a record among the dead letters and lets the cursor pass.
-    fn set_aside(&mut self, row: &OutboxRow, reason: &str) {
-        tracing::warn!(sink = &*self.name, position = row.position, reason, "record set aside");
-        self.store.reject(&self.name, row.position, reason);
-        self.cursor = row.position;
+    /// Waits until the sink is not paused; false where it is stopped instead.
+    async fn resumed(&mut self, asked: &mut watch::Receiver<Asked>) -> bool {
+        let resumed = async { asked.wait_for(|asked| !asked.paused).await.is_ok() };
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => false,
+            resumed = self.pulse.waiting(resumed) => resumed,
+        }
     }
 
-    fn payload(&self, row: &OutboxRow) -> Payload {
-        Payload {
-            // The row's own epoch: rows may have waited since before the store was made anew.
-            id: format!("{}/{}/{}/{}", self.gateway, row.epoch, row.stream, row.seq),
-            stream: row.stream.clone(),
-            body: row.body.clone(),
+    /// A rate that was asked for ends with the backlog that it was asked for.
+    fn end_rate(&self) {
+        if !self.queue.has_backlog() {
+            self.asked.send_if_modified(|asked| asked.rate.take().is_some());
+        }
+    }
+
+    /// Delivers what it is the turn of. True where the far side has taken something; an error means
+    /// that the connection is to be made again.
+    async fn deliver(&mut self, turn: Turn) -> Result<bool, Fault> {
+        let backlog_end = self.queue.backlog_end();
+        let waited = |row: &OutboxRow| row.position <= backlog_end;
+        let lane = self.queue.lane(turn.side);
+        let suspicion = lane.suspicion;
+        let sent = suspicion.range(lane.rows(), turn.rows);
+        let rows = lane.rows()[sent.clone()].iter();
+        let payloads: Vec<Payload> =
+            rows.map(|row| self.writer.payload(row, waited(row))).collect();
+        let begun = Instant::now();
+        let Delivered { count, fault } = self.north.deliver(&payloads).await;
+        let took = begun.elapsed();
+        self.pulse.beat();
+
+        let held = self.queue.lane(turn.side).rows();
+        let (first, rest) = (Told::of(&held[0]), &held[sent.start..]);
+        let refused = rest.get(count).map(Told::of);
+        let (taken, last) = (Taken::of(&rest[..count], waited), rest[..count].last());
+        let last = last.map(|row| row.position);
+        // What a lost connection took along was sent as well.
+        let gone = if fault.is_none() { count } else { payloads.len() };
+        let old = rest[..gone].iter().filter(|row| waited(row)).count();
+        self.queue.learn(turn, count, old, took);
+        if let Some(last) = last {
+            if sent.start > 0 {
+                let reason = "the connection ended with it again and again, and not without it";
+                self.set_aside(turn.side, first, reason);
+            }
+            self.count(&taken);
+            let lane = self.queue.lane(turn.side);
+            (lane.suspicion, lane.refusals) = Default::default();
+            self.queue.delivered(turn.side, last);
+        }
+        match (fault, refused) {
+            (None, _) => Ok(count > 0),
+            (Some(Fault::Refused(reason)), Some(row)) => {
+                self.north.stats().set_error(Some(reason.clone()));
+                self.refused(turn.side, row, &reason);
+                Ok(count > 0)
+            }
+            (Some(fault), _) => {
+                if count == 0 {
+                    self.queue.lane(turn.side).suspicion.ended_with(first.position);
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    fn count(&self, taken: &Taken) {
+        let add = |counter: &AtomicU64, n: usize| counter.fetch_add(n as u64, Ordering::Relaxed);
+        add(&self.counts.gaps, taken.gaps);
+        add(&self.counts.delivered, taken.records);
+        add(&self.counts.replayed, taken.replayed);
+    }
+
+    /// The far side said no to the record at the head of a lane.
+    fn refused(&mut self, side: Side, row: Told, reason: &str) {
+        let lane = self.queue.lane(side);
+        lane.refusals += 1;
+        if lane.refusals >= self.refusals_max {
+            lane.refusals = 0;
+            self.set_aside(side, row, reason);
+        }
+    }
+
+    /// Puts a record among the dead letters and lets the cursor pass. The notice of a gap is no
+    /// record that somebody could send again: it is let go.
+    fn set_aside(&mut self, side: Side, row: Told, reason: &str) {
+        let Told { position, notice } = row;
+        tracing::warn!(sink = &*self.name, position, reason, notice, "record set aside");
+        if notice {
+            self.queue.delivered(side, position);
+        } else {
+            self.queue.reject(side, position, reason);
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use bytes::Bytes;
+/// A row, as far as it matters where it is refused.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    position: u64,
+    /// It tells of a gap.
+    notice: bool,
+}
 
-    use super::*;
-
-    fn rows(first: u64, count: u64) -> Vec<OutboxRow> {
-        (first..first + count)
-            .map(|position| OutboxRow {
-                position,
-                epoch: 1,
-                stream: "s".into(),
-                seq: position,
-                body: Bytes::new(),
-                window: None,
-                created: 0,
-            })
-            .collect()
+impl Told {
+    fn of(row: &OutboxRow) -> Self {
+        Self { position: row.position, notice: row.gap.is_some() }
     }
+}
 
-    #[test]
-    fn a42_a_record_that_ends_connections_is_found_by_the_one_behind_it() {
-        let mut suspicion = Suspicion::default();
-        let waiting = rows(7, 10);
-        let mut sent = Vec::new();
-        for _ in 0..7 {
-            sent.push(suspicion.range(&waiting));
-            suspicion.ended_with(7);
-        }
-        let all = 0..10;
-        // Three times all, twice alone, once the next one: a broker that closes on everything
-        // blames nobody, and it begins anew.
-        let expected = [all.clone(), all.clone(), all.clone(), 0..1, 0..1, 1..2, all];
-        assert_eq!(sent, expected);
-    }
+/// What the far side has taken of a delivery.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    records: usize,
+    gaps: usize,
+    /// Of all of these, what waited when the connection was made.
+    replayed: usize,
+}
 
-    #[test]
-    fn another_head_is_another_record() {
-        let mut suspicion = Suspicion::default();
-        for _ in 0..5 {
-            suspicion.ended_with(7);
-        }
-        assert_eq!(suspicion.range(&rows(7, 3)), 1..2);
-        assert_eq!(suspicion.range(&rows(7, 1)), 0..1);
-        assert_eq!(suspicion.range(&rows(8, 3)), 0..3);
-        suspicion.ended_with(8);
-        assert_eq!(suspicion.range(&rows(8, 3)), 0..3);
+impl Taken {
+    fn of(rows: &[OutboxRow], waited: impl Fn(&OutboxRow) -> bool) -> Self {
+        let gaps = rows.iter().filter(|row| row.gap.is_some()).count();
+        let replayed = rows.iter().filter(|row| waited(row)).count();
+        Self { records: rows.len() - gaps, gaps, replayed }
     }
 }

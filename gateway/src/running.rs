@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{Document, Link};
+use tidegate_config::{Bytes, Document, Link};
 use tidegate_drivers::bus::BusHandle;
 use tidegate_drivers::types::Span;
 use tidegate_engine::Sql;
@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::build::{self, Surroundings};
+use crate::ledger;
 use crate::status::{DeviceView, GatewayStatus, LinkView, SinkView, StreamView, Views};
 use crate::stream::Feeds;
 use crate::table::{Arrival, Readers};
@@ -92,8 +93,13 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
     let (store, recovery) = Store::open(options, build::layout(&document))?;
     tracing::info!(?recovery, path = document.store.path, "store opened");
     let name = document.gateway.name.as_str();
+    let sinks = document.sinks.iter().map(|sink| sink.name.as_str());
+    let parts = document.device_parts();
+    let sources = parts.map(|(device, group)| (device.part_name(group), device.table_of(group)));
+    let seqs = ledger::begin(&store, sinks, sources);
+    let clock = around.clock.clone();
     let mut running = Running {
-        status: Arc::new(GatewayStatus::new(name, around.clock.clone(), store.clone())),
+        status: Arc::new(GatewayStatus::new(name, clock, store.clone(), recovery)),
         store,
         sql: Arc::new(Sql::new(sql_memory(&document))?),
         around,
@@ -104,7 +110,7 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
         streams: BTreeMap::new(),
         sinks: BTreeMap::new(),
         timers: None,
-        seqs: BTreeMap::new(),
+        seqs,
         feeds: Arc::default(),
         ending: Vec::new(),
     };
@@ -257,6 +263,8 @@ impl Running {
         });
         Views {
             store_bytes_max: store.max_bytes.get(),
+            daily_writes: store.daily_writes.map(Bytes::get),
+            tables: self.tables.keys().cloned().collect(),
             devices: devices.map(|d| d.ends.clone()).collect(),
             links: links.map(|l| l.ends.0.clone()).collect(),
             streams: streams.map(|s| s.ends.clone()).collect(),

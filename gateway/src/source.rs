@@ -4,6 +4,9 @@
 //! A polled device cannot be paused: where its table cannot keep up, its rows are counted as
 //! refused and reading goes on. A feed that can wait does wait.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backoff::{Backoff, seed};
 use crate::batch::Batcher;
+use crate::ledger::{Growth, SourceKeys};
 use crate::progress::Pulse;
 use crate::supervisor::{Exit, Part, Said};
 use crate::table::Arrival;
@@ -41,7 +45,8 @@ pub struct SourceLedger {
     pub refused_overload: u64,
     /// Rows that did not fit the table's schema: a bug of the driver.
     pub refused_schema: u64,
-    /// `seq` of the next row: a source that takes this one's place goes on there.
+    /// `seq` of the next row: a source that takes this one's place goes on there, though not all of
+    /// its counters may be durable yet.
     pub next_seq: u64,
     /// Event time of the last row, and when it was handed over.
     pub last_row: Option<(i64, Instant)>,
@@ -52,6 +57,11 @@ pub struct SourceLedger {
 pub struct SourceCounts(Mutex<SourceLedger>);
 
 impl SourceCounts {
+    /// An empty ledger of a source whose next row has this number.
+    pub fn starting_at(next_seq: u64) -> Self {
+        Self(Mutex::new(SourceLedger { next_seq, ..SourceLedger::default() }))
+    }
+
     /// The ledger as it stands.
     pub fn get(&self) -> SourceLedger {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -89,8 +99,12 @@ pub struct Source {
     pub pauses: (Duration, Duration),
     /// Whether reading may rightly take for ever: a feed, as against a polled device.
     pub listens: bool,
-    /// The source's ledger.
+    /// The source's ledger since the process started.
     pub counts: Arc<SourceCounts>,
+    /// The names of its durable counters.
+    pub keys: SourceKeys,
+    /// Growth of durable counters that goes with the next batch that the table takes.
+    pub owed: Vec<Growth>,
     /// Beats with each step.
     pub pulse: Arc<Pulse>,
     /// Ends reading.
@@ -196,6 +210,7 @@ impl Source {
     async fn finish(&mut self) -> Result<(), Fault> {
         self.south.finish(&mut self.rows).await?;
         self.hand_over(None).await;
+        self.settle_accounts().await;
         while !self.unsettled.0.is_empty() {
             match self.unsettled.next().await {
                 Ok(receipt) => self.south.settle(receipt).await?,
@@ -231,6 +246,7 @@ impl Source {
                     read(ledger);
                     ledger.refused_schema += count;
                 });
+                self.owe(self.keys.schema.clone(), count);
                 return;
             }
         };
@@ -244,7 +260,9 @@ impl Source {
             }
             None => (None, None),
         };
-        let arrival = Arrival { batch, ticket };
+        let mut counts = self.owed.clone();
+        counts.push((self.keys.accepted.clone(), count));
+        let arrival = Arrival { batch, counts, ticket };
         let taken = match self.when_busy {
             WhenBusy::Wait => self.pulse.waiting(self.table.send(arrival)).await.is_ok(),
             WhenBusy::Drop => self.table.try_send(arrival).is_ok(),
@@ -255,8 +273,34 @@ impl Source {
             ledger.next_seq = next_seq;
             *(if taken { &mut ledger.accepted } else { &mut ledger.refused_overload }) += count;
         });
+        if taken {
+            self.owed.clear();
+        } else {
+            self.owe(self.keys.overload.clone(), count);
+        }
         if let (true, Some(receipt), Some(durable)) = (taken, receipt, durable) {
             self.unsettled.push(receipt, durable);
+        }
+    }
+
+    /// Has a durable counter grow with the next batch that the table takes.
+    fn owe(&mut self, counter: Arc<str>, rows: u64) {
+        match self.owed.iter_mut().find(|(owed, _)| *owed == counter) {
+            Some((_, owed)) => *owed += rows,
+            None => self.owed.push((counter, rows)),
+        }
+    }
+
+    /// Gives the table what is owed, where no batch will take it along.
+    async fn settle_accounts(&mut self) {
+        if self.owed.is_empty() {
+            return;
+        }
+        let counts = std::mem::take(&mut self.owed);
+        let batch = self.batcher.none();
+        let given = self.table.send(Arrival { batch, counts, ticket: None }).await;
+        if given.is_err() {
+            tracing::warn!(device = self.name, "its last refused rows are not counted durably");
         }
     }
 }

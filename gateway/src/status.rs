@@ -1,5 +1,8 @@
 //! What status and metrics show: read from the running parts each time it is asked for.
 
+mod hops;
+pub mod store;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,16 +12,18 @@ use tidegate_config::{Severity, Window};
 use tidegate_drivers::south::modbus::Bus;
 use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::Counts;
-use tidegate_engine::store::Store;
+use tidegate_engine::store::{Recovery, Store};
 use tidegate_web_ui as web;
 use tokio::sync::watch;
 
 use crate::clock::SharedClock;
 use crate::progress::{Pulse, Watched};
-use crate::pump::SinkCounts;
+use crate::pump::{Asked, SinkCounts};
 use crate::source::SourceCounts;
 use crate::stream::StreamCounts;
 use crate::supervisor::{Health, State};
+use hops::Before;
+use store::alarms;
 
 /// A device as status sees it.
 #[derive(Clone)]
@@ -82,8 +87,10 @@ pub struct SinkView {
     pub health: Arc<Health>,
     /// Its driver's view; none where the driver could not be made.
     pub stats: Option<Arc<Stats>>,
-    /// Its ledger.
+    /// What it has delivered.
     pub counts: Arc<SinkCounts>,
+    /// What somebody asks of it.
+    pub asked: watch::Sender<Asked>,
     /// Its beats.
     pub pulse: Arc<Pulse>,
 }
@@ -93,6 +100,10 @@ pub struct SinkView {
 pub struct Views {
     /// Bytes that the store may hold.
     pub store_bytes_max: u64,
+    /// Bytes that may be written in a day before there is an alarm.
+    pub daily_writes: Option<u64>,
+    /// The names of all tables.
+    pub tables: Vec<String>,
     /// All devices.
     pub devices: Vec<DeviceView>,
     /// All links.
@@ -136,6 +147,8 @@ pub struct GatewayStatus {
     pub clock: SharedClock,
     /// The store.
     pub store: Store,
+    recovery: Recovery,
+    before: Before,
     views: Mutex<Arc<Views>>,
     config: Mutex<Arc<ConfigView>>,
 }
@@ -144,8 +157,7 @@ impl web::Console for GatewayStatus {
     fn status(&self) -> web::Status {
         let now = self.clock.now();
         let (views, config) = (self.views(), self.config());
-        let sinks: Vec<_> = views.sinks.iter().map(|sink| self.sink(sink, now)).collect();
-        let streams: Vec<_> = views.streams.iter().map(|s| stream(s, now)).collect();
+        let store = self.store_status(&views);
         web::Status {
             gateway: web::GatewayStatus {
                 name: self.name.clone(),
@@ -159,22 +171,24 @@ impl web::Console for GatewayStatus {
             config_problems: config.problems.clone(),
             links: views.links.iter().map(link).collect(),
             devices: views.devices.iter().map(device).collect(),
-            store: self.store_status(views.store_bytes_max),
-            ledger: web::Ledger {
-                sources: views.devices.iter().map(source_hop).collect(),
-                streams: streams.iter().map(stream_hop).collect(),
-                sinks: views.sinks.iter().map(|sink| self.sink_hop(sink)).collect(),
-            },
-            streams,
-            sinks,
+            streams: views.streams.iter().map(|s| stream(s, now)).collect(),
+            sinks: views.sinks.iter().map(|sink| self.sink(sink, now)).collect(),
+            alarms: alarms(&store, self.store.stats().failed),
+            store,
+            ledger: self.ledger(&views),
+            ledger_since_start: self.ledger_since_start(&views),
         }
     }
 
     fn ready(&self) -> web::Readiness {
         let mut reasons = Vec::new();
         let mut add = |part: String, reason: String| reasons.push(web::Reason { part, reason });
-        if let Some(error) = Some(self.store.stats()).filter(|s| s.failed) {
-            add("store".to_owned(), error.last_error.unwrap_or_else(|| "failed".to_owned()));
+        let store = self.store.stats();
+        if store.failed {
+            let reason = store.last_error.unwrap_or_else(|| "failed".to_owned());
+            add("store".to_owned(), reason);
+        } else if let Some(reason) = store.stalled {
+            add("store".to_owned(), reason);
         }
         if self.config().config.origin == web::ConfigOrigin::LastGood {
             let reason = "the configuration was refused; the last good one runs";
@@ -198,14 +212,16 @@ impl web::Console for GatewayStatus {
 }
 
 impl GatewayStatus {
-    /// Status of a gateway without parts.
-    pub fn new(name: &str, clock: SharedClock, store: Store) -> Self {
+    /// Status of a gateway without parts, whose store was opened with `recovery`.
+    pub fn new(name: &str, clock: SharedClock, store: Store, recovery: Recovery) -> Self {
         Self {
             name: name.to_owned(),
             started: clock.now(),
             started_at: tokio::time::Instant::now(),
             clock,
+            before: Before::new(&store),
             store,
+            recovery,
             views: Mutex::default(),
             config: Mutex::default(),
         }
@@ -257,46 +273,21 @@ impl GatewayStatus {
             name: sink.name.clone(),
             driver: sink.driver.to_owned(),
             state: part_state(&sink.health, sink.stats.as_deref()),
+            paused: backlog.paused,
             delivered: sink.counts.delivered.load(Ordering::Relaxed),
+            replayed: sink.counts.replayed.load(Ordering::Relaxed),
             buffered_records: backlog.records,
             buffered_bytes: backlog.bytes,
             buffered_bytes_max: sink.bytes_max,
             oldest_age_s: backlog.oldest_created.map(|at| seconds(now - at).max(0.0)),
-            dropped: BTreeMap::from([("bound".to_owned(), backlog.dropped)]),
+            dropped: hops::dropped(&backlog),
             rejected: backlog.rejected,
+            letters: backlog.letters,
+            gaps: backlog.gaps,
+            lanes: backlog.lanes.map(store::lanes),
             last_error: last_error(&sink.health, sink.stats.as_deref()),
             restarts: sink.health.restarts(),
             counters: counters(sink.stats.as_deref()),
-        }
-    }
-
-    fn sink_hop(&self, sink: &SinkView) -> web::SinkHop {
-        let backlog = self.store.backlog(&sink.name);
-        let mut dropped = BTreeMap::from([("bound".to_owned(), backlog.dropped)]);
-        dropped.insert("corrupt".to_owned(), backlog.lost);
-        dropped.retain(|_, rows| *rows > 0);
-        let lost: u64 = dropped.values().sum();
-        web::SinkHop {
-            sink: sink.name.clone(),
-            results: backlog.delivered + backlog.records + backlog.rejected + lost,
-            delivered: backlog.delivered,
-            buffered: backlog.records,
-            dropped,
-            rejected: backlog.rejected,
-        }
-    }
-
-    fn store_status(&self, bytes_max: u64) -> web::StoreStatus {
-        let stats = self.store.stats();
-        web::StoreStatus {
-            commits: stats.commits,
-            file_bytes: stats.file_bytes,
-            file_bytes_max: bytes_max,
-            bytes_committed: stats.bytes_committed,
-            corrupt_records: stats.corrupt_records,
-            queue_len: stats.queue_len as u64,
-            queue_capacity: stats.queue_capacity as u64,
-            last_error: stats.last_error,
         }
     }
 }
@@ -379,34 +370,6 @@ fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
         plans: stream.counts.plans.load(Ordering::Relaxed),
         queue_len: stream.counts.queue_len.load(Ordering::Relaxed),
         queue_capacity: u64::from(stream.queue_capacity),
-    }
-}
-
-fn source_hop(device: &DeviceView) -> web::SourceHop {
-    let ledger = device.counts.get();
-    let refused = [("queue_full", ledger.refused_overload), ("schema", ledger.refused_schema)];
-    web::SourceHop {
-        device: device.name.clone(),
-        read: ledger.read,
-        accepted: ledger.accepted,
-        refused: refused
-            .into_iter()
-            .filter(|(_, rows)| *rows > 0)
-            .map(|(reason, rows)| (reason.to_owned(), rows))
-            .collect(),
-    }
-}
-
-fn stream_hop(stream: &web::StreamStatus) -> web::StreamHop {
-    web::StreamHop {
-        stream: stream.name.clone(),
-        accepted: stream.accepted,
-        windowed: stream.windowed,
-        late: stream.late,
-        filtered: stream.filtered,
-        failed: stream.failed,
-        dropped: stream.dropped,
-        open: stream.open_rows,
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
@@ -31,6 +31,8 @@ pub struct Target {
     pub sink: Arc<str>,
     /// How its records are written.
     pub encode: Encode,
+    /// The durable counter of what is put into its outbox.
+    pub results: Arc<str>,
 }
 
 /// What a stream counts beside the engine's own counts.
@@ -42,6 +44,8 @@ pub struct StreamCounts {
     pub queue_len: AtomicU64,
     /// Plans made: one, and one more for each start after a failure.
     pub plans: AtomicU64,
+    /// What the engine had counted when the process started.
+    pub before: OnceLock<Counts>,
 }
 
 /// A stream and what it needs.
@@ -176,6 +180,7 @@ impl StreamPart {
             None => Stream::new(spec, query, now),
         };
         let mut stream = stream.map_err(|e| e.to_string())?;
+        self.counts.before.get_or_init(|| stream.counts());
         for table in 0..self.tables.len() {
             let from = stream.progress().replay_from[table];
             self.read_log(&mut stream, table, from, None).await?;
@@ -320,6 +325,7 @@ impl StreamPart {
                     output.quality,
                     output.first_seq,
                 )?;
+                commit.counts.push((target.results.clone(), bodies.len() as u64));
                 commit.outbox.push(OutboxRows {
                     sink: target.sink.clone(),
                     stream: self.name.clone(),
@@ -336,6 +342,7 @@ impl StreamPart {
             for target in &self.late_targets {
                 let id = format!("{}/{stream}", self.id_prefix);
                 let bodies = bodies(&target.encode, &late.batch, id, "uncertain", first_seq)?;
+                commit.counts.push((target.results.clone(), bodies.len() as u64));
                 commit.outbox.push(OutboxRows {
                     sink: target.sink.clone(),
                     stream: stream.clone(),

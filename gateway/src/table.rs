@@ -13,12 +13,16 @@ use tidegate_engine::store::{Commit, LogRows, Store, Ticket};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
+use crate::clock::SharedClock;
+use crate::ledger::Growth;
 use crate::supervisor::{Exit, Part};
 
 /// A batch on its way from a source to its table.
 pub struct Arrival {
-    /// Rows of the table's schema.
+    /// Rows of the table's schema; none where there is only something to count.
     pub batch: RecordBatch,
+    /// Durable counters that grow with these rows.
+    pub counts: Vec<Growth>,
     /// Where to send the store's ticket, for a source that waits until its rows are durable.
     pub ticket: Option<oneshot::Sender<Ticket>>,
 }
@@ -86,6 +90,8 @@ pub struct Table {
     pub held: Option<Arrival>,
     /// The log position of the next row.
     pub next_position: u64,
+    /// The time of day, for the table's history.
+    pub clock: SharedClock,
 }
 
 /// How long a batch that nobody waits for may wait for others: devices that are polled together
@@ -125,44 +131,48 @@ impl Table {
             return vec![first];
         }
         let until = Instant::now() + GATHER_FOR;
-        let (mut rows, mut batches) = (first.batch.num_rows(), vec![first.batch]);
+        let (mut rows, mut gathered) = (first.batch.num_rows(), vec![first]);
         while rows < GATHER_ROWS
             && let Ok(Some(arrival)) = timeout_at(until, self.arrivals.recv()).await
         {
-            if !small(&arrival) || arrival.batch.schema_ref() != batches[0].schema_ref() {
+            if !small(&arrival) || arrival.batch.schema_ref() != gathered[0].batch.schema_ref() {
                 self.held = Some(arrival);
                 break;
             }
             rows += arrival.batch.num_rows();
-            batches.push(arrival.batch);
+            gathered.push(arrival);
         }
-        self.join(batches)
+        self.join(gathered)
     }
 
-    fn join(&self, batches: Vec<RecordBatch>) -> Vec<Arrival> {
-        let alone = |batch| Arrival { batch, ticket: None };
-        match concat_batches(batches[0].schema_ref(), &batches) {
-            Ok(batch) => vec![alone(batch)],
+    fn join(&self, gathered: Vec<Arrival>) -> Vec<Arrival> {
+        let batches: Vec<&RecordBatch> = gathered.iter().map(|arrival| &arrival.batch).collect();
+        match concat_batches(batches[0].schema_ref(), batches) {
+            Ok(batch) => {
+                let counts = gathered.into_iter().flat_map(|arrival| arrival.counts).collect();
+                vec![Arrival { batch, counts, ticket: None }]
+            }
             Err(error) => {
                 tracing::warn!(table = &*self.name, %error, "rows are not put together");
-                batches.into_iter().map(alone).collect()
+                gathered
             }
         }
     }
 
     async fn take(&mut self, arrival: Arrival) -> Result<(), String> {
-        let Arrival { batch, ticket } = arrival;
-        let position = self.next_position;
-        let commit = Commit {
-            wait: ticket.is_some(),
-            rows: vec![LogRows { table: self.name.clone(), position, batch: batch.clone() }],
-            ..Commit::default()
-        };
+        let Arrival { batch, counts, ticket } = arrival;
+        let (table, position, accepted) = (self.name.clone(), self.next_position, self.clock.now());
+        let rows = LogRows { table, position, accepted, batch: batch.clone() };
+        let rows = if batch.num_rows() > 0 { vec![rows] } else { Vec::new() };
+        let commit = Commit { wait: ticket.is_some(), rows, counts, ..Commit::default() };
         let durable = self.store.submit(commit).await.map_err(|e| format!("store: {e}"))?;
         self.next_position += batch.num_rows() as u64;
         if let Some(ticket) = ticket {
             // A source that is gone will be sent its rows again.
             drop(ticket.send(durable));
+        }
+        if batch.num_rows() == 0 {
+            return Ok(());
         }
         for reader in self.readers.now() {
             let rows = Positioned { table: reader.table, position, batch: batch.clone() };

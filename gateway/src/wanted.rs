@@ -6,13 +6,14 @@
 use std::collections::BTreeMap;
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{Device, Document, Link, SinkDriver, StreamSection};
+use tidegate_config::{Device, Document, Link, SinkDriver, SinkReplay, StreamSection};
 use tidegate_drivers::north::Encode;
 use tidegate_engine::StreamSpec;
 
 use crate::build::{Surroundings, device_secret, encode, link_of, sink_secret, stream_spec};
 
-/// A device is made of its section, its secret, its table's columns and its link.
+/// A device is made of its section, its secret, its table's columns and its link. How long its rows
+/// are kept is the store's affair.
 #[derive(Clone, PartialEq)]
 pub(crate) struct DeviceWish {
     section: Device,
@@ -31,11 +32,12 @@ pub(crate) struct StreamWish {
     memory: usize,
 }
 
-/// A sink is made of its driver, its secret, and how much it delivers at once. What may wait for
-/// it is the store's affair.
+/// A sink is made of its driver, its secret, and how it delivers: how much at once, and how what
+/// waited. What may wait for it is the store's affair.
 #[derive(Clone, PartialEq)]
 pub(crate) struct SinkWish {
     driver: SinkDriver,
+    replay: SinkReplay,
     secret: Option<String>,
     deliver_rows: u32,
     refusals_max: u32,
@@ -59,7 +61,7 @@ impl Wanted {
             document.tables().into_iter().map(|table| (table.name, table.columns)).collect();
         let devices = document.device_parts().filter_map(|(device, group)| {
             let wish = DeviceWish {
-                section: device.clone(),
+                section: Device { history: None, ..device.clone() },
                 secret: around.current_secret(device_secret(device)),
                 columns: tables.get(&device.table_of(group))?.clone(),
                 link: link_of(device).and_then(|link| links.get(link)).cloned(),
@@ -86,6 +88,7 @@ impl Wanted {
         let sinks = document.sinks.iter().map(|sink| {
             let wish = SinkWish {
                 driver: sink.driver.clone(),
+                replay: sink.replay.clone(),
                 secret: around.current_secret(sink_secret(sink)),
                 deliver_rows: document.limits.deliver_rows,
                 refusals_max: document.limits.refusals_max,

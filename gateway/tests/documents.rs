@@ -50,10 +50,24 @@ fn the_help_is_what_the_file_says() {
         "status",
         "healthcheck",
         "apply",
+        "store",
+        "store ls",
+        "store inspect",
+        "store verify",
+        "store export",
+        "store replay",
+        "store compact",
+        "sinks",
+        "sinks pause",
+        "sinks resume",
+        "rejected",
+        "rejected ls",
+        "rejected redrive",
+        "rejected drop",
         "log",
     ];
     for command in commands {
-        let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
+        let args: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
         let output = tidegate(&args);
         assert!(output.status.success());
         writeln!(text, "$ tidegate {}", args.join(" ")).unwrap();

@@ -198,16 +198,6 @@ fn a_store_in_use_is_left_alone() {
 }
 
 #[test]
-fn a_store_that_cannot_be_made_is_a_failure() {
-    let scratch = Scratch::new("nostore");
-    scratch.file("store", "not a folder");
-    let path = scratch.file("tidegate.yaml", beside(&scratch, 0, "", "", ""));
-    let ended = run(&["run", path.to_str().expect("a path")], secs(5));
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains(scratch.join("store").to_str().expect("a path")), "{ended:?}");
-}
-
-#[test]
 fn a_busy_port_is_no_reason_to_stop() {
     let scratch = Scratch::new("port");
     let taken = TcpListener::bind(("127.0.0.1", free_port())).expect("a port");

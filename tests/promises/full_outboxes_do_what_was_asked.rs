@@ -1,6 +1,7 @@
 //! Field case A55 (vector #23110, redpanda connect #2408: no limit at all, or none that fits a small
 //! flash): what may wait for a sink is bounded, and each policy does what its name says, for its own
-//! sink only. What is dropped is counted; where nothing may be dropped, a feed waits.
+//! sink only. What is dropped is counted and told to the far side; where nothing may be dropped, a
+//! feed waits.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use crate::harness::broker::Broker;
 use crate::harness::gate::Gate;
 use crate::harness::gateway::{Gateway, count, head, part};
 use crate::harness::mqtt::Client;
-use crate::harness::records::{assert_complete, first_arrivals, of_stream};
+use crate::harness::records::{assert_complete, assert_told, first_arrivals, of_stream};
 use crate::harness::subscriber::Subscriber;
 use crate::harness::{Scratch, secs};
 
@@ -81,6 +82,9 @@ fn with_policy(when_full: &str) -> (Vec<i64>, u64) {
     if when_full == "block" {
         assert_complete(&rows, "n", 1, 200);
     }
+    let missing = assert_told(&far_side.records(), "rows");
+    let told = missing.get("dropped").copied().unwrap_or(0);
+    assert_eq!(told, dropped["bound"].as_u64().unwrap_or(0), "what is dropped is told");
     (first_arrivals(&rows, "n"), dropped["bound"].as_u64().unwrap_or(0))
 }
 

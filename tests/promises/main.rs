@@ -12,11 +12,14 @@
 
 mod harness;
 
+mod a_backlog_keeps_to_its_rate;
 mod a_change_touches_only_what_differs;
 mod a_configuration_that_fails_is_undone;
 mod a_damaged_store_is_set_aside;
 mod a_hung_part_is_restarted;
+mod a_paused_sink_waits_over_restarts;
 mod a_silent_unit_leaves_the_others_their_rate;
+mod a_store_that_cannot_be_opened_is_no_crash_loop;
 mod bad_input_is_one_clear_message;
 mod broker_outage_keeps_every_second;
 mod cold_start_without_broker;
@@ -31,9 +34,12 @@ mod mqtt_input_survives_what_comes;
 mod no_duplicates_without_faults;
 mod qos1_input_is_not_throttled;
 mod reads_a_foreign_modbus_server;
+mod refused_records_can_be_sent_again;
 mod simulator_serves_a_foreign_client;
 mod status_tells_the_truth;
 mod stops_within_grace;
 mod survives_kill_9;
+mod the_ledger_survives_kill_9;
 mod the_service_executes_nothing;
+mod the_store_can_be_looked_at;
 mod windows_follow_event_time;

@@ -72,7 +72,7 @@ fn a54_with_a_frozen_broker_and_thousands_queued() {
     broker.thaw();
     let mut gateway = Gateway::start(&scratch, &config);
     gateway.wait_status("the end of the generated rows", secs(30), |status| {
-        (count(&status["ledger"], "sources", "source", "read") >= 4_000).then_some(())
+        (count(&status["ledger_since_start"], "sources", "source", "read") >= 4_000).then_some(())
     });
     gateway.wait_drained(secs(60));
     assert_eq!(gateway.stop().code, Some(0));
@@ -103,7 +103,7 @@ fn at_any_moment_of_its_start() {
     // What the ten starts generated is in order and without a gap.
     let mut gateway = Gateway::start(&scratch, &config);
     gateway.wait_status("the end of the generated rows", secs(30), |status| {
-        (count(&status["ledger"], "sources", "source", "read") >= 4_000).then_some(())
+        (count(&status["ledger_since_start"], "sources", "source", "read") >= 4_000).then_some(())
     });
     gateway.wait_drained(secs(30));
     assert_eq!(gateway.stop().code, Some(0));

@@ -22,7 +22,8 @@ use crate::console::{
 };
 use crate::guard::RequestLimits;
 use crate::problem::Problem;
-use crate::{exposition, guard, metrics};
+use crate::store::Keeper;
+use crate::{exposition, guard, keeping, metrics};
 
 /// What `/` says until there is a page.
 const WHERE_TO_LOOK: &str = "\
@@ -41,11 +42,16 @@ pub fn router(console: Arc<dyn Console>) -> Router {
     )
 }
 
-/// The routes of the control socket: those of [`router`], and those that change something:
-/// `POST /api/v1/shutdown`, `POST /api/v1/config/apply`, `GET` and `PUT /api/v1/logs/levels`.
+/// The routes of the control socket: those of [`router`], and those that change something or tell
+/// what is stored: `POST /api/v1/shutdown`, `POST /api/v1/config/apply`, `GET` and `PUT
+/// /api/v1/logs/levels`, and below `/api/v1/store` and `/api/v1/sinks` what may be done to the store.
 ///
 /// The socket's file mode decides who may connect, so the Host header is not judged here.
-pub fn control_router(console: Arc<dyn Console>, control: Arc<dyn Control>) -> Router {
+pub fn control_router(
+    console: Arc<dyn Console>,
+    control: Arc<dyn Control>,
+    keeper: Arc<dyn Keeper>,
+) -> Router {
     let levels = get(log_levels).merge(put(set_log_levels));
     let changing = Router::new()
         .route("/api/v1/shutdown", post(shutdown))
@@ -54,7 +60,9 @@ pub fn control_router(console: Arc<dyn Console>, control: Arc<dyn Control>) -> R
     let apply = Router::new().route("/api/v1/config/apply", post(apply)).with_state(control);
     // Its own limits, and outside those of the others: the inner of two limits would win.
     let apply = limited(apply, guard::CONFIGURATION);
-    with_headers(guarded(reading(console).merge(changing), guard::REQUEST).merge(apply))
+    let slow = limited(keeping::slow(keeper.clone()), guard::MAINTENANCE);
+    let quick = reading(console).merge(changing).merge(keeping::quick(keeper));
+    with_headers(guarded(quick, guard::REQUEST).merge(apply).merge(slow))
 }
 
 fn reading(console: Arc<dyn Console>) -> Router {

@@ -11,6 +11,9 @@ use std::pin::Pin;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ledger::Ledger;
+use crate::store::{SinkLanes, StoreStatus};
+
 /// What the routes ask of the running gateway.
 pub trait Console: Send + Sync + 'static {
     /// All parts as they are now. Called on the I/O runtime: must not block.
@@ -111,8 +114,12 @@ pub struct Status {
     pub sinks: Vec<SinkStatus>,
     /// The store.
     pub store: StoreStatus,
-    /// Where every row went, hop by hop.
+    /// What a person should look at, though the gateway may do its work.
+    pub alarms: Vec<Reason>,
+    /// Where every row went, hop by hop, since the store was made: durable.
     pub ledger: Ledger,
+    /// The same since the process started.
+    pub ledger_since_start: Ledger,
 }
 
 /// The process.
@@ -331,8 +338,12 @@ pub struct SinkStatus {
     pub driver: String,
     /// Where it stands.
     pub state: PartState,
-    /// Records that the far side has taken responsibility for.
+    /// Nothing is delivered until somebody resumes it; `state` goes on to tell of the connection.
+    pub paused: bool,
+    /// Records that the far side has taken responsibility for since the process started.
     pub delivered: u64,
+    /// Of these, records that had waited when the connection was made.
+    pub replayed: u64,
     /// Records in the store that are not delivered yet.
     pub buffered_records: u64,
     /// Their bytes.
@@ -343,127 +354,20 @@ pub struct SinkStatus {
     pub oldest_age_s: Option<f64>,
     /// Records given up because a bound was reached, by reason.
     pub dropped: BTreeMap<String, u64>,
-    /// Records that the far side refused and that are kept as dead letters.
+    /// Records that the far side refused.
     pub rejected: u64,
+    /// Of these, records that are kept as dead letters.
+    pub letters: u64,
+    /// Notices of missing records that wait.
+    pub gaps: u64,
+    /// The backlog and live records are delivered beside each other.
+    pub lanes: Option<SinkLanes>,
     /// Last error in words.
     pub last_error: Option<String>,
     /// Times the part was started anew after a panic or fault.
     pub restarts: u64,
     /// What the driver counted since the process started, by name.
     pub counters: BTreeMap<String, u64>,
-}
-
-/// The store.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct StoreStatus {
-    /// Durable commits since the process started.
-    pub commits: u64,
-    /// Size of the store's file.
-    pub file_bytes: u64,
-    /// Bound of the store (`store.max_bytes`).
-    pub file_bytes_max: u64,
-    /// Bytes of the values committed since the process started.
-    pub bytes_committed: u64,
-    /// Records whose checksum was wrong and that were passed over.
-    pub corrupt_records: u64,
-    /// Commits that wait.
-    pub queue_len: u64,
-    /// Commits that may wait (`limits.store_queue`).
-    pub queue_capacity: u64,
-    /// Last error in words.
-    pub last_error: Option<String>,
-}
-
-/// Where every row went: at each hop the parts add up to the whole.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Ledger {
-    /// From device to store: read = accepted + refused.
-    pub sources: Vec<SourceHop>,
-    /// From store to result: accepted = windowed + late + filtered + failed +
-    /// dropped + open.
-    pub streams: Vec<StreamHop>,
-    /// From result to the far side: results = delivered + buffered + dropped + rejected.
-    pub sinks: Vec<SinkHop>,
-}
-
-/// The hop from a device to the store.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct SourceHop {
-    /// The device's name.
-    pub device: String,
-    /// Rows that the driver read.
-    pub read: u64,
-    /// Rows that the store took.
-    pub accepted: u64,
-    /// Rows that were not taken, by reason.
-    pub refused: BTreeMap<String, u64>,
-}
-
-/// The hop through a stream.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct StreamHop {
-    /// The stream's name.
-    pub stream: String,
-    /// Rows that reached the stream.
-    pub accepted: u64,
-    /// Rows in results of closed windows, or passed by a stateless query.
-    pub windowed: u64,
-    /// Rows that came after their window had closed.
-    pub late: u64,
-    /// Rows that a stateless query left out.
-    pub filtered: u64,
-    /// Rows of windows or batches that the query failed on.
-    pub failed: u64,
-    /// Rows of open windows that were given up.
-    pub dropped: u64,
-    /// Rows in windows that are still open.
-    pub open: u64,
-}
-
-/// The hop from the outbox to the far side.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct SinkHop {
-    /// The sink's name.
-    pub sink: String,
-    /// Records put into the sink's outbox.
-    pub results: u64,
-    /// Records that the far side has taken responsibility for.
-    pub delivered: u64,
-    /// Records that wait.
-    pub buffered: u64,
-    /// Records given up, by reason.
-    pub dropped: BTreeMap<String, u64>,
-    /// Records that the far side refused, kept as dead letters.
-    pub rejected: u64,
-}
-
-impl SourceHop {
-    /// Rows that no part of the hop accounts for: 0 unless something counts wrongly.
-    pub fn unaccounted(&self) -> i128 {
-        i128::from(self.read) - i128::from(self.accepted) - sum(&self.refused)
-    }
-}
-
-impl StreamHop {
-    /// Rows that no part of the hop accounts for: 0 unless something counts wrongly.
-    pub fn unaccounted(&self) -> i128 {
-        let parts = [self.windowed, self.late, self.filtered, self.failed, self.dropped, self.open];
-        i128::from(self.accepted) - parts.into_iter().map(i128::from).sum::<i128>()
-    }
-}
-
-impl SinkHop {
-    /// Records that no part of the hop accounts for: 0 unless something counts wrongly.
-    pub fn unaccounted(&self) -> i128 {
-        let parts = [self.delivered, self.buffered, self.rejected];
-        i128::from(self.results)
-            - parts.into_iter().map(i128::from).sum::<i128>()
-            - sum(&self.dropped)
-    }
-}
-
-fn sum(by_reason: &BTreeMap<String, u64>) -> i128 {
-    by_reason.values().copied().map(i128::from).sum()
 }
 
 /// Whether the streams do their work.
@@ -487,42 +391,4 @@ pub struct Reason {
     pub part: String,
     /// What is wrong with it, in words.
     pub reason: String,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hop_that_adds_up_leaves_nothing_unaccounted() {
-        let refused = BTreeMap::from([("future".to_owned(), 2), ("queue_full".to_owned(), 1)]);
-        let source = SourceHop { device: "m".into(), read: 10, accepted: 7, refused };
-        assert_eq!(source.unaccounted(), 0);
-        let short = SourceHop { accepted: 5, ..source.clone() };
-        assert_eq!(short.unaccounted(), 2);
-        let twice = SourceHop { accepted: 8, ..source };
-        assert_eq!(twice.unaccounted(), -1);
-
-        let stream = StreamHop {
-            stream: "s".into(),
-            accepted: 10,
-            windowed: 4,
-            late: 3,
-            filtered: 1,
-            failed: 1,
-            dropped: 0,
-            open: 1,
-        };
-        assert_eq!(stream.unaccounted(), 0);
-
-        let sink = SinkHop {
-            sink: "k".into(),
-            results: 10,
-            delivered: 5,
-            buffered: 2,
-            dropped: BTreeMap::from([("max_bytes".to_owned(), 2)]),
-            rejected: 1,
-        };
-        assert_eq!(sink.unaccounted(), 0);
-    }
 }

@@ -38,6 +38,10 @@ pub(crate) const REQUEST: RequestLimits =
 pub(crate) const CONFIGURATION: RequestLimits =
     RequestLimits { body_max: 16 << 20, timeout: Duration::from_secs(150) };
 
+/// What reading or writing the whole store may take.
+pub(crate) const MAINTENANCE: RequestLimits =
+    RequestLimits { body_max: 16 * 1024, timeout: Duration::from_mins(10) };
+
 /// Headers of every answer. Nothing that is served yet needs scripts, styles or frames.
 const ANSWER_HEADERS: [(HeaderName, &str); 6] = [
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),

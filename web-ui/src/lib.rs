@@ -9,16 +9,25 @@ mod api;
 mod console;
 mod exposition;
 mod guard;
+mod keeping;
+mod ledger;
 mod metrics;
 mod problem;
 mod serve;
+mod store;
 
 pub use api::{control_router, router};
 pub use console::{
     Answer, Applied, ApplyOutcome, ConfigChange, ConfigOrigin, ConfigProblem, ConfigStatus,
-    Console, Control, DeviceStatus, GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted,
-    PartState, Readiness, Reason, RowsByQuality, SinkHop, SinkStatus, SourceHop, Status,
-    StoreStatus, StreamHop, StreamStatus,
+    Console, Control, DeviceStatus, GatewayStatus, LinkStatus, LogLevels, LogLevelsWanted,
+    PartState, Readiness, Reason, RowsByQuality, SinkStatus, Status, StreamStatus,
 };
+pub use keeping::NEXT_HEADER;
+pub use ledger::{Ledger, SinkHop, SourceHop, StreamHop};
 pub use metrics::render as render_metrics;
 pub use serve::{bind_unix, serve_tcp, serve_unix};
+pub use store::{
+    Exportable, Exported, Keeper, Kept, Letters, Records, RecoveryStatus, Refusal, RejectedRecord,
+    ReplayRate, SinkContents, SinkLanes, StoreCompacted, StoreContents, StoreStatus, StoreVerified,
+    TableContents, Unclaimed,
+};

@@ -36,6 +36,9 @@ fn gateway(page: &mut Page, status: &Status, readiness: &Readiness) {
     page.gauge("tidegate_ready", "1 while the streams do their work, else 0.", |f| {
         f.put(&[], u8::from(readiness.is_ready()));
     });
+    page.gauge("tidegate_alarms", "What a person should look at; status tells what.", |f| {
+        f.put(&[], status.alarms.len());
+    });
     page.gauge(
         "tidegate_config_problems",
         "Problems of the configuration: warnings of the running one, or all of one refused since.",
@@ -221,15 +224,22 @@ fn sinks(page: &mut Page, status: &Status) {
     driver_counters(page, "sink", counted);
 }
 
-const SINK_COUNTERS: [Plain<crate::SinkStatus>; 3] = [
+const SINK_COUNTERS: [Plain<crate::SinkStatus>; 4] = [
     ("tidegate_sink_delivered_records_total", "Records that the far side took.", |s| s.delivered),
-    ("tidegate_sink_rejected_records_total", "Records refused and kept as dead letters.", |s| {
-        s.rejected
-    }),
+    ("tidegate_sink_replayed_records_total", "Of these, records that had waited.", |s| s.replayed),
+    ("tidegate_sink_rejected_records_total", "Records that the far side refused.", |s| s.rejected),
     ("tidegate_sink_restarts_total", "Times the sink's part was restarted.", |s| s.restarts),
 ];
 
-const SINK_GAUGES: [Plain<crate::SinkStatus>; 2] = [
+const SINK_GAUGES: [Plain<crate::SinkStatus>; 6] = [
+    ("tidegate_sink_paused", "1 while nothing is delivered on request, else 0.", |s| {
+        u64::from(s.paused)
+    }),
+    ("tidegate_sink_lanes", "2 while live records pass a backlog, else 1.", |s| {
+        1 + u64::from(s.lanes.is_some())
+    }),
+    ("tidegate_sink_dead_letters", "Refused records that are kept.", |s| s.letters),
+    ("tidegate_sink_gap_notices", "Notices of missing records that wait.", |s| s.gaps),
     ("tidegate_sink_buffered_records", "Records that wait for the sink.", |s| s.buffered_records),
     ("tidegate_sink_buffered_bytes", "Bytes that wait for the sink.", |s| s.buffered_bytes),
 ];
@@ -243,24 +253,49 @@ fn store(page: &mut Page, status: &Status) {
         page.gauge(name, help, |f| f.put(&[], value(store)));
     }
     page.gauge(
+        "tidegate_store_write_amplification_ratio",
+        "Bytes written for each byte committed.",
+        |f| f.put_known(&[], store.write_amplification.map(Float)),
+    );
+    page.gauge(
+        "tidegate_store_daily_writes_bytes",
+        "Bytes that may be written in a day (store.daily_writes).",
+        |f| f.put_known(&[], store.daily_writes.map(|bytes| Float(bytes as f64))),
+    );
+    page.gauge(
         "tidegate_store_queue_fill_ratio",
         "Waiting commits through the bound limits.store_queue.",
         |f| f.put_known(&[], ratio(store.queue_len, store.queue_capacity)),
     );
 }
 
-const STORE_COUNTERS: [Plain<crate::StoreStatus>; 3] = [
+const STORE_COUNTERS: [Plain<crate::StoreStatus>; 7] = [
     ("tidegate_store_commits_total", "Durable commits.", |s| s.commits),
     ("tidegate_store_committed_bytes_total", "Bytes of the values committed.", |s| {
         s.bytes_committed
+    }),
+    ("tidegate_store_written_bytes_total", "Bytes written for them.", |s| s.bytes_written),
+    ("tidegate_store_dropped_log_rows_total", "Logged rows dropped by the store's bound.", |s| {
+        s.log_rows_dropped
+    }),
+    ("tidegate_store_reopened_total", "Times that the files were opened again.", |s| s.reopened),
+    ("tidegate_store_corrupt_rows_total", "Rows in records with a wrong checksum.", |s| {
+        s.corrupt_rows
     }),
     ("tidegate_store_corrupt_records_total", "Records with a wrong checksum.", |s| {
         s.corrupt_records
     }),
 ];
 
-const STORE_GAUGES: [Plain<crate::StoreStatus>; 3] = [
-    ("tidegate_store_file_bytes", "Size of the store's file.", |s| s.file_bytes),
+const STORE_GAUGES: [Plain<crate::StoreStatus>; 6] = [
+    ("tidegate_store_stalled", "1 while nothing can be made durable, else 0.", |s| {
+        u64::from(s.stalled.is_some())
+    }),
+    ("tidegate_store_written_today_bytes", "Bytes written on the present day (UTC).", |s| {
+        s.written_today
+    }),
+    ("tidegate_store_held_bytes", "Bytes of rows, records and dead letters.", |s| s.held_bytes),
+    ("tidegate_store_file_bytes", "Size of the store's files.", |s| s.file_bytes),
     ("tidegate_store_file_bytes_max", "Bound of the store.", |s| s.file_bytes_max),
     ("tidegate_store_queue_commits", "Commits that wait.", |s| s.queue_len),
 ];

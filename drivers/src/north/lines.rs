@@ -35,7 +35,8 @@ pub(super) async fn blocking<T: Send + 'static>(
 /// A record for tests.
 #[cfg(test)]
 pub(super) fn payload(body: &str) -> Payload {
-    Payload { id: "gw/1/s/0".to_owned(), stream: "s".into(), body: body.to_owned().into() }
+    let (id, body) = ("gw/1/s/0".to_owned(), body.to_owned().into());
+    Payload { id, stream: "s".into(), body, replayed: false }
 }
 
 #[cfg(test)]

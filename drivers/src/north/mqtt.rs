@@ -72,12 +72,8 @@ impl MqttSink {
             backoff_max: self.backoff_max,
         };
         let mut problems = common.problems();
-        if let Some(fault) = mqtt::template_fault(&self.topic) {
-            problems.push((
-                "topic",
-                format!("the topic `{}` {fault}", self.topic),
-                "write a topic name; `{stream}` and `{gateway}` are replaced".to_owned(),
-            ));
+        if let Some((message, hint)) = topic_problem(&self.topic) {
+            problems.push(("topic", message, hint));
         }
         if self.in_flight == 0 {
             problems.push((
@@ -95,6 +91,13 @@ impl MqttSink {
         }
         problems
     }
+}
+
+/// What makes `topic` impossible as a topic of records, and what would be right.
+pub fn topic_problem(topic: &str) -> Option<(String, String)> {
+    let fault = mqtt::template_fault(topic)?;
+    let hint = "write a topic name; `{stream}` and `{gateway}` are replaced";
+    Some((format!("the topic `{topic}` {fault}"), hint.to_owned()))
 }
 
 fn default_topic() -> String {

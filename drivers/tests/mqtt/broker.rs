@@ -191,6 +191,7 @@ pub(crate) fn payloads(bodies: &[&str]) -> Vec<Payload> {
         id: format!("gw/1/s/{seq}"),
         stream: "s".into(),
         body: bytes::Bytes::copy_from_slice(body.as_bytes()),
+        replayed: false,
     };
     bodies.iter().enumerate().map(payload).collect()
 }

@@ -147,6 +147,7 @@ fn numbered(count: usize) -> Vec<Payload> {
         id: format!("gw/1/s/{seq}"),
         stream: Arc::clone(&stream),
         body: format!("{seq:0>200}").into(),
+        replayed: false,
     };
     (0..count).map(payload).collect()
 }
@@ -285,6 +286,7 @@ async fn a_feed_of_qos_0_keeps_up() {
             id: n.to_string(),
             stream: "s".into(),
             body: format!("{{\"n\":{n}}}").into(),
+            replayed: false,
         })
         .collect();
     let start = Instant::now();

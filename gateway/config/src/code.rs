@@ -69,6 +69,7 @@ codes! {
     Unused "W0411" "A link has no device, or a sink gets nothing from any stream."
     EmptyList "E0412" "A list that must name at least one thing is empty."
     Shared "E0413" "Two parts claim what only one can have: two sinks write the same file, a sink writes a file of the store, two links or devices open the same serial port, or two connections to one MQTT broker use the same client id, so that the broker would close each as the other connects."
+    Replay "E0414" "A sink's `replay` asks for what cannot be: a share that is not above 0 and below 1, or one beside `order: newest`, which gives live records all that they need; live records before others at a sink that writes lines, where order is all that there is; a topic at a sink that has none; or a mark where the record has no envelope to carry it."
     Sql "E0501" "The SQL cannot be planned against the tables in `from`: it does not parse, names an unknown table, column or function, or asks for what streams do not do. Each table has the columns time, device, quality and seq, and the points. Names with a hyphen need double quotes."
     TestColumn "E0601" "A test names a column that the table or the stream's result does not have, or gives it a value of another kind."
     TestRow "E0602" "A row of a test does not say which table or which device it is from, and there are several."

@@ -13,7 +13,7 @@ use tidegate_drivers::south::modbus::{Bus, ModbusDevice};
 use tidegate_drivers::south::mqtt::MqttFeed;
 use tidegate_drivers::south::replay::Replay;
 use tidegate_drivers::south::serial::SerialDevice;
-use tidegate_drivers::types::Name;
+use tidegate_drivers::types::{Name, Span};
 
 /// A bus or a connection with one owner; many devices may share it.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -37,6 +37,10 @@ pub struct Device {
     /// Adds the columns `<point>_quality` and `<point>_reason` for each point.
     #[serde(default)]
     pub point_quality: bool,
+    /// How long the store keeps rows after all streams have passed them, to look at or to export;
+    /// left out, not at all. The longest of the devices that share a table counts.
+    #[serde(default)]
+    pub history: Option<Span>,
     /// The driver and its settings.
     pub driver: DeviceDriver,
 }

@@ -75,6 +75,13 @@ pub struct StoreSection {
     /// How long accepted rows may wait for their commit: at most these are lost by a power cut.
     #[serde(default = "default_commit_every")]
     pub commit_every: Span,
+    /// Length of the ring that accepted rows and results are written to first, whole KiB, of a store
+    /// that is made anew; one that exists keeps its own. Left out, 16MiB or an eighth of `max_bytes`.
+    #[serde(default)]
+    pub ring: Option<Bytes>,
+    /// Bytes that may be written in a day (UTC) before status raises an alarm; left out, no alarm.
+    #[serde(default)]
+    pub daily_writes: Option<Bytes>,
 }
 
 impl Default for StoreSection {
@@ -83,9 +90,22 @@ impl Default for StoreSection {
             path: default_store_path(),
             max_bytes: default_store_max_bytes(),
             commit_every: default_commit_every(),
+            ring: None,
+            daily_writes: None,
         }
     }
 }
+
+impl StoreSection {
+    /// Length of the ring of a store that is made anew.
+    pub fn effective_ring(&self) -> Bytes {
+        let eighth = self.max_bytes.get() / 8 / 1024 * 1024;
+        self.ring.unwrap_or(Bytes::new(eighth.clamp(RING_MIN.get(), 16 << 20)))
+    }
+}
+
+/// The shortest ring that a store takes.
+pub(crate) const RING_MIN: Bytes = Bytes::new(64 << 10);
 
 /// The status pages.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]

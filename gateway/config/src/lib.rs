@@ -37,9 +37,11 @@ pub use path::{Path, Step};
 pub use problem::{Problem, Problems, Severity};
 pub use read::{Loaded, SourceFile, load, load_and_check, load_other, read_sources, store_path};
 pub use schema::schema_json;
-pub use sink::{SinkDriver, SinkSection, SinkStore, WhenFull};
+pub use sink::{
+    Priority, ReplayMark, ReplayOrder, SinkDriver, SinkReplay, SinkSection, SinkStore, WhenFull,
+};
 pub use span::{Position, Spans};
 pub use stream::{EventTime, LateRoute, Route, StreamSection, Sync, Tumbling, Window};
 pub use table::{RESERVED_COLUMNS, Table};
 pub use test_case::{Expect, Scalar, StreamTest, TestRow};
-pub use tidegate_drivers::types::{Bytes, Name, Secret, Span};
+pub use tidegate_drivers::types::{Bytes, Name, Rate, Secret, Span};

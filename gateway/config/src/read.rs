@@ -13,6 +13,7 @@ use crate::environment::{Environment, Unresolved, interpolate};
 use crate::path::{Path, Step};
 use crate::problem::{Problem, Problems};
 use crate::repair::{self, Names, take_out};
+use crate::sink::STORE_ALIASES;
 use crate::span::{Spans, problem_in};
 use crate::yaml::{self, At, BYTES_MAX, Entry, Map, Node, Scalar, Style, Unread, Value};
 use crate::{Document, check::SqlPlanner};
@@ -199,12 +200,40 @@ fn gather(sources: &[SourceFile], env: &dyn Environment) -> (Option<Loaded>, Pro
     let Some(mut root) = root else {
         return (None, problems);
     };
+    by_first_names(&mut root);
     let mut document = repair::read::<Document>(&mut root, sources, &mut problems, &mut damaged);
     if document.is_none() && !problems.is_full() && stand_in(&mut root) {
         document = repair::read::<Document>(&mut root, sources, &mut problems, &mut damaged);
     }
     let spans = Spans { root: Some(root), sources: sources.to_vec() };
     (document.map(|document| Loaded { document, spans, damaged }), problems)
+}
+
+/// Calls the settings of sinks' stores by their first names, so that what is said about a setting
+/// finds its place, whichever word was written. One that stands there by both is left alone.
+fn by_first_names(root: &mut Node) {
+    let Some(Value::List(sinks)) = entry(root, "sinks").map(|node| &mut node.value) else {
+        return;
+    };
+    for sink in sinks {
+        let Some(Value::Map(store)) = entry(sink, "store").map(|node| &mut node.value) else {
+            continue;
+        };
+        for (alias, field) in STORE_ALIASES {
+            if store.get(field).is_none()
+                && let Some(entry) = store.entries.iter_mut().find(|entry| entry.key == alias)
+            {
+                field.clone_into(&mut entry.key);
+            }
+        }
+    }
+}
+
+fn entry<'a>(node: &'a mut Node, key: &str) -> Option<&'a mut Node> {
+    let Value::Map(map) = &mut node.value else {
+        return None;
+    };
+    map.entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.node)
 }
 
 /// Fills in for the fields that a document cannot do without, so that the rest can be checked:

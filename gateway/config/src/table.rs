@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
-use crate::{Device, Document};
+use crate::{Device, Document, Span};
 
 /// Columns that every table has or may have; no point may be called so.
 pub const RESERVED_COLUMNS: [&str; 5] = ["time", "device", "quality", "seq", "received_at"];
@@ -26,6 +26,8 @@ pub struct Table {
     pub groups: Vec<usize>,
     /// True where rows are sent to us, so that there is a column `received_at`.
     pub feed: bool,
+    /// How long rows are kept after all streams have passed them.
+    pub history: Option<Span>,
 }
 
 impl Document {
@@ -45,6 +47,7 @@ impl Document {
                 if let Some(table) = tables.iter_mut().find(|t| t.name == name) {
                     table.devices.push(index);
                     table.groups.push(group);
+                    table.history = table.history.max(device.history);
                 } else {
                     tables.push(Table {
                         name,
@@ -52,6 +55,7 @@ impl Document {
                         devices: vec![index],
                         groups: vec![group],
                         feed: device.driver.is_feed(),
+                        history: device.history,
                     });
                 }
             }

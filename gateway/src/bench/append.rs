@@ -109,7 +109,8 @@ pub(super) fn batch(
 
 /// A store with one table that one stream reads.
 pub(super) fn open(dir: &Path) -> anyhow::Result<Store> {
-    let table = TableLayout { name: "rows".into(), readers: vec!["reader".into()] };
+    let table =
+        TableLayout { name: "rows".into(), readers: vec!["reader".into()], history_us: None };
     let layout = Layout { tables: vec![table], sinks: Vec::new() };
     let options = StoreOptions::new(dir.join("store"), "bench", 1);
     Ok(Store::open(options, layout)?.0)
@@ -175,7 +176,12 @@ async fn submitter(
         // Held until the batch is queued: positions reach the store in their order.
         let mut position = next.lock().await;
         let end = *position + batch.num_rows() as u64;
-        let rows = LogRows { table: "rows".into(), position: *position, batch: batch.clone() };
+        let rows = LogRows {
+            table: "rows".into(),
+            position: *position,
+            accepted: 0,
+            batch: batch.clone(),
+        };
         let progress = Some(progress(end, end.saturating_sub(BEHIND)));
         let commit = Commit { wait: true, rows: vec![rows], progress, ..Commit::default() };
         open.push_back(store.submit(commit).await?);

@@ -92,7 +92,7 @@ async fn commit(
     let first = second * devices;
     for device in 0..devices {
         let batch = batch(schema, &format!("unit_{device}"), first + device, 1)?;
-        let rows = LogRows { table: "rows".into(), position: first + device, batch };
+        let rows = LogRows { table: "rows".into(), position: first + device, accepted: 0, batch };
         drop(store.submit(Commit { rows: vec![rows], ..Commit::default() }).await?);
     }
     let end = first + devices;

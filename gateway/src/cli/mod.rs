@@ -4,11 +4,14 @@
 
 pub mod check;
 pub mod explain;
+mod keeper;
 pub mod print;
 pub mod run;
 pub mod sim;
 pub mod socket;
+pub mod store;
 pub mod test;
+mod wait;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -150,6 +153,15 @@ pub enum Command {
         #[command(flatten)]
         socket: SocketArgs,
     },
+    /// Look at what is stored, check it, export it; beside a running gateway or without one.
+    #[command(subcommand)]
+    Store(store::StoreCommand),
+    /// Pause delivery to a sink, and go on with it.
+    #[command(subcommand)]
+    Sinks(store::SinksCommand),
+    /// Look at records that a far side refused; deliver them again, or drop them.
+    #[command(subcommand)]
+    Rejected(store::RejectedCommand),
     /// Show what a running gateway logs, or have it log by other levels for a while.
     #[command(name = "log")]
     LogLevels {
@@ -192,6 +204,9 @@ pub fn dispatch(cli: Cli, levels: Levels) -> ExitCode {
         Command::Status(args) => socket::status(&args.socket),
         Command::Healthcheck(args) => socket::healthcheck(&args.socket),
         Command::Apply { file, socket } => socket::apply(&socket.socket, &file),
+        Command::Store(command) => store::store(command),
+        Command::Sinks(command) => store::sinks(&command),
+        Command::Rejected(command) => store::rejected(command),
         Command::LogLevels { levels, lasting, socket } => {
             socket::log(&socket.socket, levels.as_deref(), lasting.duration())
         }

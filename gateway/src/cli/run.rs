@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tidegate_config::{Document, ProcessEnvironment};
-use tidegate_engine::store::StoreError;
 use tidegate_web_ui::ConfigOrigin;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -13,15 +12,16 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::check::fail;
-use super::{CONFIG_REFUSED, FAILURE, TEMPORARY};
+use super::{CONFIG_REFUSED, FAILURE, wait};
 use crate::apply::{Boot, REQUESTS_MAX, Steward, boot};
 use crate::build::{Crews, Surroundings};
 use crate::clock::SystemClock;
 use crate::control::{Desk, Http, Socket};
 use crate::heap;
+use crate::keeper::StoreKeeper;
 use crate::logs::Levels;
 use crate::notify::Notify;
-use crate::running::{Running, StartError, start};
+use crate::running::Running;
 use crate::seal;
 use crate::supervisor::{Health, supervise};
 use crate::watchdog;
@@ -100,31 +100,27 @@ impl Threads {
 async fn serve(path: &Path, boot: Boot, levels: Levels, crews: Crews) -> u8 {
     // Signals are caught before anything can be in the middle of something.
     let signals = Quit::new().and_then(|quit| Ok((quit, signal(SignalKind::hangup())?)));
-    let (mut quit, hangup) = match signals {
+    let (mut quit, mut hangup) = match signals {
         Ok(signals) => signals,
         Err(error) => return fail(format_args!("cannot catch signals: {error}")),
     };
-    let Boot { document, sources, view, .. } = boot;
-    if view.config.origin == ConfigOrigin::LastGood {
-        tracing::error!(path = %path.display(), "refused: the last good configuration runs");
-    }
     let environment = Arc::new(ProcessEnvironment);
     let around =
         Surroundings { clock: Arc::new(SystemClock), environment: environment.clone(), crews };
-    let running = match start(document, around) {
-        Ok(running) => running,
-        Err(error @ StartError::Store(StoreError::Locked { .. })) => {
-            fail(error);
-            return TEMPORARY;
-        }
-        Err(error) => return fail(error),
+    let notify = Notify::from_env();
+    let started = wait::started(path, boot, &around, &notify, &mut quit, &mut hangup).await;
+    let (running, Boot { sources, view, .. }) = match started {
+        Ok(started) => started,
+        Err(code) => return code,
     };
+    if view.config.origin == ConfigOrigin::LastGood {
+        tracing::error!(path = %path.display(), "refused: the last good configuration runs");
+    }
     heap::give_back();
     running.status.show_config(view);
     let (requests_in, requests) = mpsc::channel(REQUESTS_MAX);
     let desk = Desk { quit: quit.asked.clone(), requests: Some(requests_in), levels };
     let doors = Doors::open(&running, desk);
-    let notify = Notify::from_env();
     notify.say("READY=1");
     let (store, status) = (running.store.clone(), running.status.clone());
     let mut steward = Steward::new(running, path, sources, environment, hangup, requests);
@@ -156,7 +152,7 @@ async fn stop(steward: Steward) -> u8 {
 }
 
 /// SIGTERM, SIGINT, or a request on the control socket.
-struct Quit {
+pub(super) struct Quit {
     term: Signal,
     int: Signal,
     asked: CancellationToken,
@@ -172,7 +168,7 @@ impl Quit {
     }
 
     /// Waits for the next one; a request on the socket counts once.
-    async fn wait(&mut self) {
+    pub(super) async fn wait(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
@@ -206,6 +202,7 @@ impl Doors {
             dir: PathBuf::from(&document.store.path),
             console: running.status.clone(),
             desk: Arc::new(desk),
+            keeper: Arc::new(StoreKeeper::beside(running.status.clone())),
             stop: stop.clone(),
         };
         let (a, b) = (stop.clone(), stop.clone());

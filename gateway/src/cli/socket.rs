@@ -11,7 +11,7 @@ use tidegate_web_ui::{Applied, ApplyOutcome, LogLevels, LogLevelsWanted};
 use super::check::fail;
 use super::{CONFIG_REFUSED, FAILURE};
 use crate::cli::print::say;
-use crate::control::ask;
+use crate::control::{Reply, ask};
 
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -32,9 +32,9 @@ pub fn healthcheck(socket: &Path) -> u8 {
 
 fn show(socket: &Path, path: &str) -> u8 {
     match talk(socket, "GET", path, "", ANSWER_MAX) {
-        Ok((status, body)) => {
-            say!("{}", body.trim_end());
-            if status == 200 { 0 } else { FAILURE }
+        Ok(reply) => {
+            say!("{}", reply.text().trim_end());
+            if reply.status == 200 { 0 } else { FAILURE }
         }
         Err(code) => code,
     }
@@ -60,10 +60,11 @@ pub fn apply(socket: &Path, file: &Path) -> u8 {
         return fail(format_args!("{} is a folder; apply takes one file", file.display()));
     };
     let path = format!("/api/v1/config/apply?name={}", encoded(&source.name));
-    let (status, body) = match talk(socket, "POST", &path, &source.text, APPLY_MAX) {
-        Ok(answer) => answer,
+    let reply = match talk(socket, "POST", &path, &source.text, APPLY_MAX) {
+        Ok(reply) => reply,
         Err(code) => return code,
     };
+    let (status, body) = (reply.status, reply.text());
     let applied = if status == 200 {
         serde_json::from_str::<Applied>(&body).ok()
     } else {
@@ -124,7 +125,7 @@ pub fn log(socket: &Path, levels: Option<&str>, lasting: Duration) -> u8 {
         }
     };
     let (status, body) = match answer {
-        Ok(answer) => answer,
+        Ok(reply) => (reply.status, reply.text()),
         Err(code) => return code,
     };
     match serde_json::from_str::<LogLevels>(&body) {
@@ -149,7 +150,7 @@ fn talk(
     path: &str,
     body: &str,
     patience: Duration,
-) -> Result<(u16, String), u8> {
+) -> Result<Reply, u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(fail)?;
     runtime.block_on(ask(socket, method, path, body, patience)).map_err(|error| {

@@ -16,8 +16,9 @@ use super::worker::{Worker, run};
 use super::{Running, TableEnds};
 use crate::batch::Batcher;
 use crate::build::{self, LinkPart};
+use crate::ledger::{self, SourceKeys};
 use crate::progress::Pulse;
-use crate::pump::{Pump, SinkCounts, Suspicion};
+use crate::pump::{Asked, Pump, Queue, SinkCounts, SinkOutbox};
 use crate::source::{Source, SourceCounts, Unsettled};
 use crate::status::{DeviceView, LinkView, SinkView, StreamView};
 use crate::stream::{StreamCounts, StreamPart, Target};
@@ -87,6 +88,7 @@ impl Running {
             .map(|sink| Target {
                 sink: sink.name.as_str().into(),
                 encode: build::encode(&sink.driver),
+                results: ledger::results(sink.name.as_str()),
             })
             .collect()
     }
@@ -105,6 +107,7 @@ impl Running {
             readers: readers.clone(),
             held: None,
             next_position: self.store.log_end(&table.name),
+            clock: self.around.clock.clone(),
         };
         let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
         let task = run(&Handle::current(), "table", &table.name, &health, &stop, part);
@@ -118,7 +121,12 @@ impl Running {
         wish: DeviceWish,
     ) -> Worker<DeviceWish, DeviceView> {
         let name = device.part_name(group);
-        let (health, counts) = (Arc::new(Health::default()), Arc::new(SourceCounts::default()));
+        let keys = SourceKeys::new(&name);
+        // Where it ran before in this process, its counters may be on their way to the store.
+        let running = self.seqs.get(&name).copied();
+        let first_seq = running.unwrap_or(0).max(keys.next_seq(&self.store));
+        let counts = Arc::new(SourceCounts::starting_at(first_seq));
+        let health = Arc::new(Health::default());
         let bus = build::link_of(device).and_then(|link| self.links.get(link));
         let south = self.around.south(&self.document, device, group, bus.map(|link| &link.ends.1));
         let (pulse, stop) = (Arc::new(Pulse::default()), CancellationToken::new());
@@ -150,7 +158,6 @@ impl Running {
                 return Worker { wish, ends: view, stop, task: None };
             }
         };
-        let first_seq = self.seqs.get(&name).copied().unwrap_or(0).max(self.store.log_end(table));
         let clock = self.around.clock.clone();
         let part = Source {
             rows: TableBuilder::sharing(south.shared_points(), device.point_quality),
@@ -162,6 +169,8 @@ impl Running {
             listens: feed,
             pauses: build::device_pauses(device),
             counts,
+            keys,
+            owed: Vec::new(),
             pulse,
             stop: stop.clone(),
             unsettled: Unsettled::default(),
@@ -182,6 +191,8 @@ impl Running {
         let (health, counts) = (Arc::new(Health::default()), Arc::new(SinkCounts::default()));
         let (pulse, stop) = (Arc::new(Pulse::default()), CancellationToken::new());
         let north = self.around.north(&self.document, sink);
+        let paused = self.store.backlog(&name).paused;
+        let asked = watch::Sender::new(Asked { paused, rate: None });
         let view = SinkView {
             name: name.to_string(),
             driver: sink.driver.kind(),
@@ -189,6 +200,7 @@ impl Running {
             health: health.clone(),
             stats: north.as_ref().ok().map(|n| n.stats()),
             counts: counts.clone(),
+            asked: asked.clone(),
             pulse: pulse.clone(),
         };
         let north = match north {
@@ -198,17 +210,18 @@ impl Running {
                 return Worker { wish, ends: view, stop, task: None };
             }
         };
+        let outbox = SinkOutbox { store: self.store.clone(), sink: name.clone() };
+        let (plan, rows_max) = (build::plan(sink), self.document.limits.deliver_rows as usize);
         let part = Pump {
             name: name.clone(),
             north,
-            store: self.store.clone(),
+            queue: Queue::new(Arc::new(outbox), plan, rows_max),
+            writer: build::writer(&self.document, sink),
+            rate: plan.rate,
+            asked,
             stop: stop.clone(),
             pauses: build::sink_pauses(sink),
-            rows_max: self.document.limits.deliver_rows as usize,
             refusals_max: self.document.limits.refusals_max,
-            gateway: self.document.gateway.name.to_string(),
-            cursor: 0,
-            suspicion: Suspicion::default(),
             counts,
             pulse,
         };

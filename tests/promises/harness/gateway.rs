@@ -135,6 +135,15 @@ impl Gateway {
         self.process.child.id()
     }
 
+    /// Its resident memory in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.pid());
+        let text = fs::read_to_string(path).expect("a process of ours");
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        let kib = line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
+        kib << 10
+    }
+
     /// What it logged.
     pub(crate) fn log(&self) -> String {
         self.process.log()

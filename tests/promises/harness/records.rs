@@ -40,7 +40,19 @@ impl Record {
 
     /// The stream that it is from.
     pub(crate) fn stream(&self) -> &str {
-        self.id_parts().2
+        self.id().split('/').nth(2).unwrap_or_else(|| panic!("the id `{}`", self.id()))
+    }
+
+    /// The first and the last number that are missing, and why, where this is the notice of a gap.
+    pub(crate) fn gap(&self) -> Option<(u64, u64, &str)> {
+        let gap = self.body.get("gap")?;
+        let end = |name: &str| {
+            let id = gap[name].as_str().unwrap_or_else(|| panic!("{name} in {}", self.text));
+            let (stream, number) = id.rsplit_once('/').expect("an id");
+            assert!(self.id().starts_with(&format!("{stream}/")), "{}", self.text);
+            number.parse().expect("a number")
+        };
+        Some((end("from"), end("to"), gap["reason"].as_str().expect("a reason")))
     }
 
     /// A whole number.
@@ -70,9 +82,34 @@ pub(crate) fn lines(text: &str) -> Vec<Record> {
     text.lines().map(|line| Record::new("", line.as_bytes())).collect()
 }
 
-/// The records of one stream.
+/// The records of one stream, without notices of gaps.
 pub(crate) fn of_stream(records: &[Record], stream: &str) -> Vec<Record> {
-    records.iter().filter(|record| record.stream() == stream).cloned().collect()
+    let of_stream = |record: &&Record| record.stream() == stream && record.gap().is_none();
+    records.iter().filter(of_stream).cloned().collect()
+}
+
+/// Panics unless each number of a stream up to the highest arrived, or is told to be missing, and
+/// none both. Returns how many are missing, by reason.
+pub(crate) fn assert_told(records: &[Record], stream: &str) -> BTreeMap<String, u64> {
+    let mut missing = BTreeMap::new();
+    let mut told = BTreeSet::new();
+    let of_stream = records.iter().filter(|record| record.stream() == stream);
+    for (from, to, reason) in of_stream.clone().filter_map(Record::gap) {
+        for number in from..=to {
+            if told.insert(number) {
+                *missing.entry(reason.to_owned()).or_default() += 1;
+            }
+        }
+    }
+    let arrived: BTreeSet<_> =
+        of_stream.filter(|r| r.gap().is_none()).map(|record| record.id_parts().3).collect();
+    let both: Vec<_> = arrived.intersection(&told).collect();
+    assert!(both.is_empty(), "told to be missing, and arrived: {both:?}");
+    let all: BTreeSet<_> = arrived.union(&told).copied().collect();
+    let (first, last) = (all.first().copied().unwrap_or(0), all.last().copied().unwrap_or(0));
+    let silent: Vec<_> = (first..=last).filter(|number| !all.contains(number)).collect();
+    assert!(silent.is_empty() && first <= 1, "missing from {first} to {last}: {silent:?}");
+    missing
 }
 
 /// Panics where an id came with two different contents. Returns how many records came again.

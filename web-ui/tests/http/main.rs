@@ -3,5 +3,6 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 mod exposition;
+mod keeping;
 mod plant;
 mod routes;

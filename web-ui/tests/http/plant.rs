@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidegate_web_ui::{
     Answer, Applied, ApplyOutcome, ConfigProblem, ConfigStatus, Console, Control, DeviceStatus,
     GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted, PartState, Readiness, Reason,
-    RowsByQuality, SinkHop, SinkStatus, SourceHop, Status, StoreStatus, StreamHop, StreamStatus,
+    RowsByQuality, SinkHop, SinkLanes, SinkStatus, SourceHop, Status, StoreStatus, StreamHop,
+    StreamStatus,
 };
 
 /// A sink's name with all that a label value must escape.
@@ -102,13 +103,19 @@ pub(crate) fn status() -> Status {
             commits: 86_400,
             file_bytes: 1_048_576,
             file_bytes_max: 536_870_912,
-            bytes_committed: 123_456_789,
-            corrupt_records: 0,
+            bytes_committed: 100_000_000,
+            bytes_written: 150_000_000,
+            write_amplification: Some(1.5),
+            written_today: 2_000_000_000,
+            daily_writes: Some(1_000_000_000),
             queue_len: 64,
             queue_capacity: 256,
-            last_error: None,
+            stalled: Some("no room".into()),
+            ..StoreStatus::default()
         },
+        alarms: vec![Reason { part: "store".into(), reason: "no room".into() }],
         ledger: ledger(),
+        ledger_since_start: Ledger::default(),
     }
 }
 
@@ -157,13 +164,18 @@ fn sink() -> SinkStatus {
         name: HOSTILE.into(),
         driver: "mqtt".into(),
         state: PartState::Connecting,
+        paused: true,
         delivered: 5,
+        replayed: 4,
         buffered_records: 2,
         buffered_bytes: 512,
         buffered_bytes_max: 2048,
         oldest_age_s: None,
         dropped: counts([("max_bytes", 3)]),
-        rejected: 1,
+        rejected: 3,
+        letters: 1,
+        gaps: 1,
+        lanes: Some(SinkLanes { split: 10, live: 12 }),
         ..SinkStatus::default()
     }
 }
@@ -178,6 +190,7 @@ fn ledger() -> Ledger {
         }],
         streams: vec![StreamHop {
             stream: "energy_10s".into(),
+            carried: 0,
             accepted: 120,
             windowed: 110,
             late: 2,
@@ -188,6 +201,7 @@ fn ledger() -> Ledger {
         }],
         sinks: vec![SinkHop {
             sink: HOSTILE.into(),
+            carried: 0,
             results: 12,
             delivered: 5,
             buffered: 2,

@@ -10,25 +10,26 @@ use serde_json::{Value, json};
 use tidegate_web_ui::{Reason, control_router, router};
 use tower::ServiceExt;
 
+use crate::keeping::Shelf;
 use crate::plant::Plant;
 
-struct Answer {
-    status: StatusCode,
-    headers: HeaderMap,
-    body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl Answer {
-    fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
     }
 
     /// Checks that the answer is the problem with this status and code.
-    fn assert_problem(&self, status: u16, code: &str) {
+    pub(crate) fn assert_problem(&self, status: u16, code: &str) {
         assert_eq!(self.status.as_u16(), status);
         assert_eq!(self.header("content-type"), "application/problem+json");
         let problem = self.json();
@@ -41,7 +42,7 @@ impl Answer {
     }
 }
 
-async fn ask(router: &Router, request: Request<Body>) -> Answer {
+pub(crate) async fn ask(router: &Router, request: Request<Body>) -> Answer {
     let response = router.clone().oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = to_bytes(body, 1 << 20).await.unwrap();
@@ -57,8 +58,12 @@ fn request(method: Method, path: &str) -> Request<Body> {
         .unwrap()
 }
 
-async fn get(router: &Router, path: &str) -> Answer {
+pub(crate) async fn get(router: &Router, path: &str) -> Answer {
     ask(router, request(Method::GET, path)).await
+}
+
+fn shelf() -> Arc<Shelf> {
+    Arc::default()
 }
 
 fn tcp() -> Router {
@@ -197,7 +202,7 @@ async fn a_body_of_16_kib_is_the_most_that_is_read() {
             .unwrap()
     };
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _);
+    let control = control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf());
     let answer = ask(&control, post(Body::from(vec![b'x'; 16 * 1024 + 1]))).await;
     answer.assert_problem(413, "body_too_large");
     assert_eq!(plant.stops.load(Ordering::SeqCst), 0);
@@ -211,7 +216,7 @@ async fn stopping_is_on_the_control_socket_only() {
     ask(&tcp(), stop()).await.assert_problem(404, "no_such_route");
 
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _);
+    let control = control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf());
     get(&control, "/api/v1/shutdown").await.assert_problem(405, "method_not_allowed");
     assert_eq!(plant.stops.load(Ordering::SeqCst), 0);
     let answer = ask(&control, stop()).await;
@@ -238,7 +243,7 @@ async fn a_configuration_is_applied_over_the_control_socket_only() {
     ask(&tcp(), post(1)).await.assert_problem(404, "no_such_route");
 
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, plant);
+    let control = control_router(Arc::clone(&plant) as _, plant, shelf());
     for (length, outcome) in [(0, "unchanged"), (99, "applied")] {
         let answer = ask(&control, post(length)).await;
         assert_eq!(answer.status, StatusCode::OK);
@@ -268,7 +273,7 @@ async fn log_levels_are_shown_and_set_over_the_control_socket_only() {
     get(&tcp(), PATH).await.assert_problem(404, "no_such_route");
 
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, plant);
+    let control = control_router(Arc::clone(&plant) as _, plant, shelf());
     assert_eq!(get(&control, PATH).await.json(), json!({ "levels": "info", "resets_in_s": null }));
     let put = |body: &'static str| {
         let request = Request::builder().method(Method::PUT).uri(PATH);

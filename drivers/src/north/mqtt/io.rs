@@ -36,7 +36,9 @@ pub struct MqttNorth {
     stats: Arc<Stats>,
     session: Option<Session>,
     window: Window,
-    topics: HashMap<Arc<str>, Bytes>,
+    /// Topics that were made, by stream and by whether the record waited for a connection.
+    topics: HashMap<(Arc<str>, bool), Bytes>,
+    replay_topic: Option<String>,
 }
 
 impl MqttNorth {
@@ -68,23 +70,36 @@ impl MqttNorth {
             session: None,
             window: Window::new(Instant::now()),
             topics: HashMap::new(),
+            replay_topic: None,
         })
     }
 
-    fn topic(&mut self, stream: &Arc<str>) -> Bytes {
-        if let Some(topic) = self.topics.get(stream) {
+    /// Publishes records that waited for a connection to a topic of their own; a template such as
+    /// the sink's `topic`, which has passed [`topic_problem`](super::topic_problem).
+    #[must_use]
+    pub fn with_replay_topic(self, template: Option<String>) -> Self {
+        Self { replay_topic: template, ..self }
+    }
+
+    fn topic(&mut self, payload: &Payload) -> Bytes {
+        let key = (Arc::clone(&payload.stream), payload.replayed);
+        if let Some(topic) = self.topics.get(&key) {
             return topic.clone();
         }
-        let topic = self.sink.topic.replace("{gateway}", &self.gateway);
-        let topic = Bytes::from(topic.replace("{stream}", stream));
-        self.topics.insert(Arc::clone(stream), topic.clone());
+        let template = match &self.replay_topic {
+            Some(template) if payload.replayed => template,
+            _ => &self.sink.topic,
+        };
+        let topic = template.replace("{gateway}", &self.gateway);
+        let topic = Bytes::from(topic.replace("{stream}", &payload.stream));
+        self.topics.insert(key, topic.clone());
         topic
     }
 
     /// The packet of a payload with its id (0 at QoS 0), or why it is refused. The id comes first:
     /// without one the codec reckons the packet too short.
     fn packet(&mut self, payload: &Payload, pkid: u16) -> Result<Publish, Fault> {
-        let topic = self.topic(&payload.stream);
+        let topic = self.topic(payload);
         let packet = Publish {
             dup: false,
             qos: if self.sink.qos == 0 { QoS::AtMostOnce } else { QoS::AtLeastOnce },

@@ -66,6 +66,11 @@ impl<'a> Checker<'a> {
             if self.is_damaged("devices", &device.name) {
                 continue;
             }
+            if device.history.is_some_and(|history| history.duration().is_zero()) {
+                let message = "a history of 0s is none";
+                let hint = "leave it out, or write a time such as `10m`";
+                self.say(Code::SpanRange, &path.then("history"), message, Some(hint));
+            }
             self.unit(device, &driver);
             let names_wrong = self.columns(device, &driver);
             for Refused { field, message, hint } in refused(&device.driver) {

@@ -1,16 +1,14 @@
-//! Checks of the sections that are no lists, and of sinks.
+//! Checks of the sections that are no lists.
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::devices::Refused;
 use super::{Checker, path_of};
 use crate::code::Code;
-use crate::{Bytes, SinkDriver, Span};
+use crate::document::RING_MIN;
+use crate::{Bytes, Span};
 
 /// Bytes below which a store can hold nothing useful.
 const STORE_BYTES_MIN: Bytes = Bytes::from_mib(8);
-/// Bytes below which a sink's part of the store can hold nothing useful.
-const SINK_BYTES_MIN: Bytes = Bytes::new(64 << 10);
 /// Bytes below which no SQL runs.
 const MEMORY_MIN: Bytes = Bytes::from_mib(8);
 /// Entries of a queue at most: beyond, it is no bound.
@@ -19,32 +17,6 @@ const QUEUE_MAX: u32 = 65_536;
 const COMMIT_EVERY_MAX: Span = Span::from_secs(60);
 /// Longest time that an orderly stop may take: systemd kills after 90 s.
 const GRACE_MAX: Span = Span::from_secs(80);
-
-/// What the driver of a sink refuses: the one place where northbound drivers are asked.
-fn refused(driver: &SinkDriver) -> Vec<Refused> {
-    let one = |field: &str, message: &str, hint: &str| Refused {
-        field: field.to_owned(),
-        message: message.to_owned(),
-        hint: Some(hint.to_owned()),
-    };
-    match driver {
-        SinkDriver::Mqtt(sink) => {
-            sink.problems().into_iter().map(|(field, m, h)| one(field, &m, &h)).collect()
-        }
-        SinkDriver::File(sink) => {
-            let mut found = Vec::new();
-            if sink.path.is_empty() || sink.path.ends_with('/') {
-                found.push(one("path", "this is no file's path", "name a file"));
-            }
-            if sink.rotate.is_empty() {
-                let message = "a new file for each record is not meant";
-                found.push(one("rotate", message, "write a size such as `16MiB`"));
-            }
-            found
-        }
-        SinkDriver::Stdout(_) => Vec::new(),
-    }
-}
 
 impl Checker<'_> {
     pub(super) fn sections(&mut self) {
@@ -114,6 +86,12 @@ impl Checker<'_> {
             );
             self.say(Code::SpanRange, &path.then("commit_every"), message, Some(&hint));
         }
+        if store.daily_writes.is_some_and(Bytes::is_empty) {
+            let message = "with no bytes a day the alarm never ends";
+            let hint = "leave it out, or write a size such as `2GiB`";
+            self.say(Code::LimitRange, &path.then("daily_writes"), message, Some(hint));
+        }
+        self.ring();
         let path = path.then("max_bytes");
         if store.max_bytes < STORE_BYTES_MIN {
             let message = format!("a store of {} holds nothing useful", store.max_bytes);
@@ -132,32 +110,20 @@ impl Checker<'_> {
         }
     }
 
-    pub(super) fn sinks(&mut self) {
-        for (index, sink) in self.document.sinks.iter().enumerate() {
-            if self.is_damaged("sinks", &sink.name) {
-                continue;
-            }
-            let path = path_of("sinks").then(index);
-            let driver = path.then("driver").then(sink.driver.kind());
-            for Refused { field, message, hint } in refused(&sink.driver) {
-                self.say(Code::DriverSetting, &driver.join(&field), message, hint.as_deref());
-            }
-            let store = path.then("store");
-            if sink.store.max_bytes < SINK_BYTES_MIN {
-                let message = format!("{} hold no useful number of records", sink.store.max_bytes);
-                let hint = format!("write {SINK_BYTES_MIN} or more");
-                self.say(Code::StoreBounds, &store.then("max_bytes"), message, Some(&hint));
-            }
-            if sink.store.max_records == Some(0) {
-                let hint = "leave it out, or write 1 or more";
-                let message = "with no record that may wait, nothing is delivered";
-                self.say(Code::LimitRange, &store.then("max_records"), message, Some(hint));
-            }
-            if sink.store.max_age.is_some_and(|age| age.duration().is_zero()) {
-                let hint = "leave it out, or write a time such as `14d`";
-                let message = "with 0s each record is dropped at once";
-                self.say(Code::SpanRange, &store.then("max_age"), message, Some(hint));
-            }
-        }
+    fn ring(&mut self) {
+        let store = &self.document.store;
+        let Some(ring) = store.ring else {
+            return;
+        };
+        let max = Bytes::new(store.max_bytes.get() / 2);
+        let message = if ring < RING_MIN || ring > max {
+            format!("a ring of {ring} does not go with a store of {}", store.max_bytes)
+        } else if !ring.get().is_multiple_of(1024) {
+            format!("a ring of {ring} is not whole KiB")
+        } else {
+            return;
+        };
+        let hint = format!("write whole KiB from {RING_MIN} to half of `store.max_bytes`");
+        self.say(Code::StoreBounds, &path_of("store").then("ring"), message, Some(&hint));
     }
 }

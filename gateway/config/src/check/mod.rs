@@ -20,6 +20,7 @@ mod cases;
 mod devices;
 mod limits;
 mod shared;
+mod sinks;
 mod streams;
 
 /// A table as SQL is planned against it.

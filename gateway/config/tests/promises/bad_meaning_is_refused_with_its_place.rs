@@ -100,10 +100,58 @@ fn bounds_of_sections() {
             ],
         ),
     ]);
+    cases(&[
+        ("store: { daily_writes: 0B }\n", &[("E0409", 3, 24, "`2GiB`")]),
+        ("store: { ring: 100B }\n", &[("E0408", 3, 16, "whole KiB from 64KiB")]),
+        ("store: { ring: 65537B }\n", &[("E0408", 3, 16, "not whole KiB")]),
+        (
+            "store: { ring: 9MiB, max_bytes: 16MiB }\n",
+            &[("E0408", 3, 16, "a ring of 9MiB does not go with a store of 16MiB")],
+        ),
+        // By its other word a setting has its place too.
+        (
+            &SOUND.replace("{ stdout: {} }", "{ stdout: {} }\n    store: { ttl: 0s }"),
+            &[("E0406", 15, 19, "each record is dropped at once")],
+        ),
+        (
+            &SOUND.replace("{ stdout: {} }", "{ stdout: {} }\n    store: { ttl: 1d, max_age: 2d }"),
+            &[("E0204", 15, 12, "duplicate field `max_age`")],
+        ),
+    ]);
     expect(
         "version: 1\ngateway: { name: g, shutdown_grace: 0s }\n",
         &[("E0406", 2, 37, "from 1s to 80s")],
     );
+}
+
+#[test]
+fn replay() {
+    let sink = |driver: &str, replay: &str| {
+        SOUND.replace("{ stdout: {} }", &format!("{driver}\n    replay: {replay}"))
+    };
+    let lines = |replay: &str| sink("{ stdout: {} }", replay);
+    let mqtt = |replay: &str| sink("{ mqtt: { url: \"mqtt://b\" } }", replay);
+    let bare = "{ mqtt: { url: \"mqtt://b\", encode: { json: { envelope: none } } } }";
+    cases(&[
+        (&mqtt("{ rate: 0/s }"), &[("E0204", 15, 21, "leave it out, or write 1 or more")]),
+        (&mqtt("{ rate: 500 }"), &[("E0203", 15, 21, "500/s")]),
+        (&mqtt("{ share: 0 }"), &[("E0414", 15, 22, "a share of 0 is not above 0 and below 1")]),
+        (&mqtt("{ share: 1.0 }"), &[("E0414", 15, 22, "such as 0.5")]),
+        (
+            &mqtt("{ share: 0.5, order: newest }"),
+            &[("E0414", 15, 22, "live records have all that they need")],
+        ),
+        (&mqtt("{ topic: \"a/#\" }"), &[("E0414", 15, 22, "the topic `a/#`")]),
+        (&mqtt("{ mark: yes }"), &[("E0205", 15, 21, "`none`, `replayed`")]),
+        (&sink(bare, "{ mark: replayed }"), &[("E0414", 15, 21, "`envelope: meta`")]),
+        (&lines("{ order: newest }"), &[("E0414", 15, 22, "a `stdout` sink writes lines")]),
+        (&lines("{ share: 0.5 }"), &[("E0414", 15, 22, "order is all they have")]),
+        (&lines("{ topic: late }"), &[("E0414", 15, 22, "has no topics")]),
+        (&lines("{ rate: 30/m, mark: replayed }"), &[]),
+        // A share needs no rate: what the far side takes is shared.
+        (&mqtt("{ share: 0.25, topic: \"late/{stream}\", mark: replayed }"), &[]),
+        (&mqtt("{ rate: 500/s, order: newest }"), &[]),
+    ]);
 }
 
 #[test]

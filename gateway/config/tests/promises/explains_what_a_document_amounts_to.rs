@@ -32,7 +32,7 @@ streams:
       SELECT avg(a) AS a
       FROM press
     to: [ { sink: out } ]
-sinks: [ { name: out, driver: { stdout: {} } } ]
+sinks: [ { name: out, driver: { stdout: {} }, store: { ttl: 2d } } ]
 ";
 
 fn environment() -> Fixed {
@@ -58,6 +58,7 @@ fn origins_requests_and_times_are_shown() {
         "- name: a # t.yaml:15",
         "event_time: arrival # t.yaml:22",
         "sql: | # t.yaml:23",
+        "max_age: 2d # t.yaml:27",
         "# plc: tcp, busy 4.0 % at 2 ms a request",
         "# press: 2 requests each 100 ms",
         "# holding 100 to 104 (5): a, b",

@@ -300,9 +300,8 @@ impl Book {
 
     /// Forgets the frames that `commit` contains and of which nothing is needed, from the front.
     pub(super) fn free(&mut self, commit: u64) {
-        let unneeded = |frame: &Frame| {
-            frame.live == 0 && frame.sequence <= commit && frame.memory.is_none()
-        };
+        let unneeded =
+            |frame: &Frame| frame.live == 0 && frame.sequence <= commit && frame.memory.is_none();
         while self.frames.front().is_some_and(unneeded) {
             self.frames.pop_front();
         }

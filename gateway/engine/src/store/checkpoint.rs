@@ -239,7 +239,8 @@ pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Res
     }
     for side in [Side::Outbox, Side::Log] {
         for queue in book.queues_mut(side).values_mut() {
-            let shelved = queue.pieces.iter().rev().find(|p| matches!(p.place, Place::Shelf { .. }));
+            let shelved =
+                queue.pieces.iter().rev().find(|p| matches!(p.place, Place::Shelf { .. }));
             queue.saved = shelved.map_or(queue.saved, Piece::end);
         }
     }
@@ -279,7 +280,13 @@ fn write_tree(book: &mut Book, state: &State) -> Result<(), Trouble> {
                 records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
                 for piece in queue.pieces.iter().skip(queue.index_of(queue.saved)) {
                     let Place::Shelf { file, at } = piece.place else { break };
-                    put(records, side.piece_kind(), name, piece.first, &encode_piece(piece, file, at))?;
+                    put(
+                        records,
+                        side.piece_kind(),
+                        name,
+                        piece.first,
+                        &encode_piece(piece, file, at),
+                    )?;
                 }
             }
         }

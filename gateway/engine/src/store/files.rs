@@ -3,7 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use redb::{Builder, Database, ReadOnlyTable, ReadableDatabase, StorageBackend, Table, TableDefinition};
+use redb::{
+    Builder, Database, ReadOnlyTable, ReadableDatabase, StorageBackend, Table, TableDefinition,
+};
 
 use super::damage::{Trouble, contained, drop_contained};
 use super::disk::{Counted, Disk, Traffic};

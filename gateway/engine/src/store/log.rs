@@ -31,11 +31,7 @@ fn rows_of(batch: &RecordBatch) -> u64 {
 }
 
 /// Encodes rows with the moment of their acceptance.
-pub(super) fn encode(
-    accepted: i64,
-    number: u64,
-    rows: &RecordBatch,
-) -> Result<Vec<u8>, Trouble> {
+pub(super) fn encode(accepted: i64, number: u64, rows: &RecordBatch) -> Result<Vec<u8>, Trouble> {
     let mut body = accepted.to_le_bytes().to_vec();
     body.extend_from_slice(&encode_rows(number, rows).map_err(|error| refused(&error))?);
     Ok(body)

@@ -210,6 +210,12 @@ impl Store {
         self.shared.state().sinks.get(sink).map_or(0, |sink| sink.cursor)
     }
 
+    /// Position of the last row that can be read from the outbox of a sink that the layout names,
+    /// settled or not; 0 before the first.
+    pub fn outbox_end(&self, sink: &str) -> u64 {
+        self.shared.watch_sink(sink).map_or(0, |(_, last)| *last.borrow())
+    }
+
     /// Says that the far side has taken every row up to `upto`. Cheap; durable with the next
     /// commit or flush. Positions that are already settled change nothing.
     pub fn delivered(&self, sink: &str, upto: u64) {

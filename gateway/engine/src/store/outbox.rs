@@ -116,7 +116,8 @@ impl Passed {
         let Fate::Gone(reason) = fate else { return };
         let gap = row.gap.unwrap_or(Gap { from: row.seq, to: row.seq, reason });
         let at = (row.stream.clone(), row.epoch, gap.reason);
-        let notice = Notice { stream: row.stream.clone(), epoch: row.epoch, gap, created: row.created };
+        let notice =
+            Notice { stream: row.stream.clone(), epoch: row.epoch, gap, created: row.created };
         let known = self.notices.entry(at).or_insert(notice);
         known.gap.from = known.gap.from.min(gap.from);
         known.gap.to = known.gap.to.max(gap.to);
@@ -448,9 +449,8 @@ fn refuse(
 ) {
     chunk.put(book, sink);
     let last = book.outboxes.get(sink).and_then(|queue| queue.pieces.back()).copied();
-    let alone = last.filter(|piece| {
-        piece.rows == 1 && piece.end() == state.next && piece.first > state.cursor
-    });
+    let alone = last
+        .filter(|piece| piece.rows == 1 && piece.end() == state.next && piece.first > state.cursor);
     let grown = alone.and_then(|piece| {
         let body = book.body(Side::Outbox, sink, &piece)?;
         let mut row = decode_outbox(piece.first, &body)?.pop()?;
@@ -565,9 +565,9 @@ pub(super) fn read(
     }
     for (from, to) in gaps {
         // Positions that the live lane has settled are no hole.
-        let ahead = state.lanes.map_or(0, |lanes| {
-            (to.min(lanes.live + 1)).saturating_sub(from.max(lanes.split + 1))
-        });
+        let ahead = state
+            .lanes
+            .map_or(0, |lanes| (to.min(lanes.live + 1)).saturating_sub(from.max(lanes.split + 1)));
         if to.saturating_sub(from) > ahead {
             book.damage.gap(Kind::Outbox, sink, from, to - ahead);
         }
@@ -579,7 +579,8 @@ pub(super) fn read(
 /// before is forgotten; no row is.
 pub(super) fn rebuild(book: &mut Book, sink: &str) -> SinkState {
     let mut state = SinkState::default();
-    let Some(first) = book.outboxes.get(sink).and_then(|q| q.pieces.front()).map(|p| p.first) else {
+    let Some(first) = book.outboxes.get(sink).and_then(|q| q.pieces.front()).map(|p| p.first)
+    else {
         return state;
     };
     state.next = book.outboxes.get(sink).map_or(1, |queue| queue.end());

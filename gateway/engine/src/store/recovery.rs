@@ -18,9 +18,7 @@ use super::border::{Layout, Recovery, StoreError, StoreOptions};
 use super::checkpoint::{checkpoint, decode_piece, for_each};
 use super::damage::{Damage, Trouble, contained, drop_contained};
 use super::disk::{Counted, Disk, Traffic};
-use super::files::{
-    Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree, records,
-};
+use super::files::{Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree, records};
 use super::format::{
     FORMAT, FORMAT_REDB_ALONE, Kind, Meta, NAME_BYTES_MAX, SinkState, TableState, decode_progress,
     split_key, unseal,
@@ -447,8 +445,7 @@ impl Opening<'_> {
     fn next_epoch(&self, known: u64) -> Result<u64, StoreError> {
         let noted = self.disk.read(EPOCH).map_err(|error| self.error(EPOCH, error))?;
         let noted = noted.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse().ok());
-        let epoch =
-            self.options.epoch_hint.max(noted.unwrap_or(0).max(known).saturating_add(1));
+        let epoch = self.options.epoch_hint.max(noted.unwrap_or(0).max(known).saturating_add(1));
         self.disk
             .write(EPOCH, format!("{epoch}\n").as_bytes())
             .map_err(|error| self.error(EPOCH, error))?;

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use super::book::Letter;
 use super::book::{Book, Frame, Piece, Place, Side};
 use super::format::{
     Entry, Kind, Meta, SinkState, TableState, decode_outbox, decode_progress, split_key,
@@ -17,7 +18,6 @@ use super::log::split_body;
 use super::ring::{HEADER, Header};
 use super::rows::{decode_schema, row_count};
 use super::state::State;
-use super::book::Letter;
 
 /// What the frames told.
 #[derive(Debug, Default)]
@@ -51,7 +51,10 @@ pub(super) fn replay(
     }
     let last = bodies.iter().rposition(|(_, _, intact)| *intact);
     if let Some((_, header, _)) = bodies.last().filter(|_| last != Some(bodies.len() - 1)) {
-        tracing::info!(sequence = header.sequence, "the last frame is not whole: never acknowledged");
+        tracing::info!(
+            sequence = header.sequence,
+            "the last frame is not whole: never acknowledged"
+        );
         replayed.torn = true;
     }
     bodies.truncate(last.map_or(0, |last| last + 1));
@@ -135,9 +138,9 @@ fn take_frame(
     let bytes = read_all(book, offset, header).unwrap_or_default();
     let mut at = HEADER;
     while let Some(entry) = bytes.get(at..).and_then(Entry::take) {
-        let taken = entry.body().and_then(|body| {
-            take_entry(book, state, &entry, body, at, sequence > commit)
-        });
+        let taken = entry
+            .body()
+            .and_then(|body| take_entry(book, state, &entry, body, at, sequence > commit));
         if taken.is_none() {
             bad.push((entry.key.to_vec(), entry.value.to_vec()));
         }

@@ -101,9 +101,8 @@ pub(super) fn scan(
         file.read(at, &mut buffer[..count])?;
         let block = usize::try_from(BLOCK).unwrap_or(4096);
         for (index, bytes) in buffer[..count].chunks(block).enumerate() {
-            let header = Header::read(bytes).filter(|header| {
-                id.is_none_or(|id| header.ring == id) && header.sequence >= from
-            });
+            let header = Header::read(bytes)
+                .filter(|header| id.is_none_or(|id| header.ring == id) && header.sequence >= from);
             if let Some(header) = header {
                 found.push((at + (index * block) as u64, header));
             }

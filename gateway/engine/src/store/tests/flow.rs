@@ -143,7 +143,11 @@ async fn dead_letters_are_bounded() {
 async fn a_log_keeps_rows_until_every_reader_has_passed_them() {
     let disk = FakeDisk::default();
     let two = Layout {
-        tables: vec![TableLayout { name: "t".into(), readers: vec!["s".into(), "x".into()], history_us: None }],
+        tables: vec![TableLayout {
+            name: "t".into(),
+            readers: vec!["s".into(), "x".into()],
+            history_us: None,
+        }],
         sinks: vec![sink("b")],
     };
     let (store, _) = open_with(&disk, &options(), two.clone()).unwrap();

@@ -82,7 +82,8 @@ async fn f05_a_value_under_another_position_is_no_value() {
             (0..bytes.len()).find(|at| bytes[*at..].starts_with(key)).unwrap() + key.len()
         };
         let (from, to) = (find(&key(Kind::Outbox, "b", 3)), find(&key(Kind::Outbox, "a", 7)));
-        let length = usize::try_from(u32::from_le_bytes(bytes[from + 4..from + 8].try_into().unwrap()));
+        let length =
+            usize::try_from(u32::from_le_bytes(bytes[from + 4..from + 8].try_into().unwrap()));
         bytes.copy_within(from..from + 8 + length.unwrap(), to);
     });
     let (store, _) = open_with(&disk, &wide(), layout()).unwrap();
@@ -93,7 +94,9 @@ async fn f05_a_value_under_another_position_is_no_value() {
 /// The tree is an index: without it everything comes from the ring and the shelves.
 #[tokio::test]
 async fn a51_a_store_without_its_tree_loses_nothing() {
-    for (options, how) in [(wide(), "gone"), (options(), "gone"), (wide(), "cut"), (options(), "cut")] {
+    for (options, how) in
+        [(wide(), "gone"), (options(), "gone"), (wide(), "cut"), (options(), "cut")]
+    {
         let disk = image(&options).await;
         match how {
             "gone" => disk.forget(TREE),
@@ -160,7 +163,10 @@ async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     drop(tree);
     let before = disk.power_cut(None);
     let refused = open(&disk);
-    assert!(matches!(refused, Err(StoreError::NewerFormat { found: 3, known: 2, .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(StoreError::NewerFormat { found: 3, known: 2, .. })),
+        "{refused:?}"
+    );
     assert_eq!(before.names(), disk.names());
 }
 
@@ -218,7 +224,8 @@ async fn f05_a_flipped_bit_anywhere_gives_no_wrong_value_and_an_exact_count() {
 async fn a51_a_file_cut_at_any_length_opens_and_the_store_works_on() {
     let mut dice = Dice(0xcafe);
     let image = image(&options()).await;
-    let files: Vec<String> = image.names().into_iter().filter(|n| !n.ends_with("reserve")).collect();
+    let files: Vec<String> =
+        image.names().into_iter().filter(|n| !n.ends_with("reserve")).collect();
     for round in 0..120 {
         let disk = image.power_cut(None);
         let name = &files[dice.below(files.len())];

@@ -1,0 +1,242 @@
+//! The way from a command to the store: through the control socket of a gateway that runs on it, or
+//! by opening it while nobody does.
+//!
+//! Both are the same trait, so that a command does not know which it is. A store that another
+//! process has, and whose socket does not answer, is left alone.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::FutureExt;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tidegate_engine::store::{Layout, SinkLayout, Store, StoreError, StoreOptions, WhenFull};
+use tidegate_web_ui::{
+    Exportable, Exported, Keeper, Kept, Letters, NEXT_HEADER, Records, Refusal, RejectedRecord,
+    ReplayRate, StoreCompacted, StoreContents, StoreVerified,
+};
+
+use super::check::fail;
+use super::{FAILURE, TEMPORARY};
+use crate::control::{Reply, ask};
+use crate::keeper::StoreKeeper;
+
+/// How long an answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// How long reading or writing the whole store may take.
+const MAINTENANCE_MAX: Duration = Duration::from_mins(10);
+
+/// Does something with the store in `folder` and gives the exit code.
+pub(super) fn with(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(error),
+    };
+    let socket = folder.join("control.sock");
+    match UnixStream::connect(&socket) {
+        Ok(_) => runtime.block_on(work(&SocketKeeper { socket })),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            fail(format_args!("{}: {error}; are you the gateway's user?", socket.display()))
+        }
+        // Nobody listens there.
+        Err(_) => runtime.block_on(alone(folder, work)),
+    }
+}
+
+/// The same with a store that nobody runs on.
+async fn alone(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
+    if !is_store(folder) {
+        let error = format_args!(
+            "there is no store in {}\n  hint: is this the folder of `store.path`? See --store",
+            folder.display()
+        );
+        return fail(error);
+    }
+    let (store, recovery) = match open(folder).await {
+        Ok(opened) => opened,
+        Err(error @ StoreError::Locked { .. }) => {
+            let hint = "and it does not answer on its control socket; try again, or stop it";
+            fail(format_args!("{error}, {hint}"));
+            return TEMPORARY;
+        }
+        Err(error) => return fail(error),
+    };
+    let code = work(&StoreKeeper::alone(store.clone(), recovery)).await;
+    let closed = store.close().await;
+    give_back(folder);
+    match closed {
+        Ok(()) => code,
+        Err(error) => fail(format_args!("store: {error}")).max(code),
+    }
+}
+
+/// Whether a folder holds a store: nothing is made where there is none.
+fn is_store(folder: &Path) -> bool {
+    ["store.redb", "store.ring"].iter().any(|file| folder.join(file).is_file())
+}
+
+/// Opens a store without a configuration. Nothing in it gives way: no bound is known here.
+async fn open(folder: &Path) -> Result<(Store, tidegate_engine::store::Recovery), StoreError> {
+    let options = StoreOptions { max_bytes: u64::MAX, ..StoreOptions::new(folder, "", 0) };
+    let (store, recovery) = Store::open(options, Layout::default())?;
+    let sinks = store.sinks().into_iter().map(|name| SinkLayout {
+        name,
+        max_bytes: u64::MAX,
+        max_age_us: None,
+        max_records: None,
+        when_full: WhenFull::Block,
+        priority: 0,
+    });
+    // Tables stay unnamed: a table without readers would keep nothing.
+    let layout = Layout { tables: Vec::new(), sinks: sinks.collect() };
+    store.relayout(layout, u64::MAX).await?;
+    Ok((store, recovery))
+}
+
+/// Gives files that were made here to the folder's owner: the gateway's user must be able to write
+/// them, also where root looked at its store.
+fn give_back(folder: &Path) {
+    let given = std::fs::metadata(folder).and_then(|owner| {
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            if entry.metadata()?.uid() != owner.uid() {
+                let (user, group) = (Some(owner.uid()), Some(owner.gid()));
+                std::os::unix::fs::chown(entry.path(), user, group)?;
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = given {
+        tracing::warn!(folder = %folder.display(), %error, "files of the store belong to you now");
+    }
+}
+
+/// A store behind the control socket of its gateway.
+struct SocketKeeper {
+    socket: PathBuf,
+}
+
+/// An error answer, as far as it is shown.
+#[derive(Deserialize)]
+struct Problem {
+    detail: String,
+}
+
+fn refused(reply: &Reply) -> Refusal {
+    let detail = match serde_json::from_slice::<Problem>(&reply.body) {
+        Ok(problem) => problem.detail,
+        Err(_) => format!("the gateway answered {}: {}", reply.status, reply.text()),
+    };
+    if reply.status == 404 { Refusal::Unknown(detail) } else { Refusal::NotNow(detail) }
+}
+
+impl SocketKeeper {
+    fn ask(
+        &self,
+        method: &'static str,
+        path: String,
+        body: String,
+        patience: Duration,
+    ) -> Kept<Reply> {
+        let socket = self.socket.clone();
+        async move {
+            match ask(&socket, method, &path, &body, patience).await {
+                Ok(reply) if reply.status < 300 => Ok(reply),
+                Ok(reply) => Err(refused(&reply)),
+                Err(error) => {
+                    let detail = format!("no gateway answers on {}: {error}", socket.display());
+                    Err(Refusal::NotNow(detail))
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn told<T: DeserializeOwned + 'static>(
+        &self,
+        method: &'static str,
+        path: String,
+        body: String,
+        patience: Duration,
+    ) -> Kept<T> {
+        let reply = self.ask(method, path, body, patience);
+        async move {
+            let reply = reply.await?;
+            serde_json::from_slice(&reply.body)
+                .map_err(|error| Refusal::NotNow(format!("the answer is not understood: {error}")))
+        }
+        .boxed()
+    }
+}
+
+/// A body as JSON; plain data always has one.
+fn json(body: &impl serde::Serialize) -> String {
+    serde_json::to_string(body).unwrap_or_default()
+}
+
+impl Keeper for SocketKeeper {
+    fn contents(&self) -> Kept<StoreContents> {
+        self.told("GET", "/api/v1/store".to_owned(), String::new(), ANSWER_MAX)
+    }
+
+    fn verify(&self) -> Kept<StoreVerified> {
+        let path = "/api/v1/store/verify".to_owned();
+        self.told("POST", path, String::new(), MAINTENANCE_MAX)
+    }
+
+    fn compact(&self) -> Kept<StoreCompacted> {
+        let path = "/api/v1/store/compact".to_owned();
+        self.told("POST", path, String::new(), MAINTENANCE_MAX)
+    }
+
+    fn export(&self, what: Exportable, name: String, from: u64) -> Kept<Option<Exported>> {
+        let path = format!("/api/v1/store/export/{}/{name}?from={from}", what.name());
+        let reply = self.ask("GET", path, String::new(), ANSWER_MAX);
+        async move {
+            let reply = reply.await?;
+            if reply.status == 204 {
+                return Ok(None);
+            }
+            let next = reply.header(NEXT_HEADER).and_then(|next| next.parse().ok());
+            let next = next.filter(|next| *next > from).ok_or_else(|| {
+                Refusal::NotNow("the answer does not say where the export goes on".to_owned())
+            })?;
+            Ok(Some(Exported { next, arrow: reply.body }))
+        }
+        .boxed()
+    }
+
+    fn pause(&self, sink: String, paused: bool) -> Kept<()> {
+        let verb = if paused { "pause" } else { "resume" };
+        self.told("POST", format!("/api/v1/sinks/{sink}/{verb}"), String::new(), ANSWER_MAX)
+    }
+
+    fn replay(&self, sink: String, rate: ReplayRate) -> Kept<()> {
+        self.told("PUT", format!("/api/v1/sinks/{sink}/replay"), json(&rate), ANSWER_MAX)
+    }
+
+    fn rejected(&self, sink: String, limit: usize) -> Kept<Vec<RejectedRecord>> {
+        let path = format!("/api/v1/sinks/{sink}/rejected?limit={limit}");
+        self.told("GET", path, String::new(), ANSWER_MAX)
+    }
+
+    fn redrive(&self, sink: String, letters: Letters) -> Kept<Records> {
+        let path = format!("/api/v1/sinks/{sink}/rejected/redrive");
+        self.told("POST", path, json(&letters), ANSWER_MAX)
+    }
+
+    fn discard(&self, sink: String, letters: Letters) -> Kept<Records> {
+        let path = format!("/api/v1/sinks/{sink}/rejected/drop");
+        self.told("POST", path, json(&letters), ANSWER_MAX)
+    }
+}
+
+/// Shows why something could not be done, and gives the exit code.
+pub(super) fn refuse(refusal: &Refusal) -> u8 {
+    fail(refusal.detail());
+    FAILURE
+}

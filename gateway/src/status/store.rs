@@ -1,0 +1,226 @@
+//! The store's own part of status: figures, what its opening found, and what a person should look
+//! at.
+
+use std::collections::BTreeSet;
+
+use tidegate_engine::store::{Backlog, Lanes, Recovery, Store, StoreStats};
+use tidegate_web_ui as web;
+
+use super::{GatewayStatus, Views, hops, rfc3339};
+
+impl GatewayStatus {
+    pub(super) fn store_status(&self, views: &Views) -> web::StoreStatus {
+        web::StoreStatus {
+            file_bytes_max: views.store_bytes_max,
+            daily_writes: views.daily_writes,
+            unclaimed: unclaimed(&contents(&self.store, Some(views))),
+            ..store_status(self.store.stats(), &self.recovery)
+        }
+    }
+
+    /// Everything that the store holds.
+    pub fn contents(&self) -> web::StoreContents {
+        let views = self.views();
+        let mut contents = contents(&self.store, Some(&views));
+        contents.status = self.store_status(&views);
+        contents
+    }
+}
+
+/// The figures of a store that was opened with `recovery`.
+pub fn store_status(stats: StoreStats, recovery: &Recovery) -> web::StoreStatus {
+    let ratio = stats.bytes_written as f64 / stats.bytes_committed as f64;
+    web::StoreStatus {
+        commits: stats.commits,
+        file_bytes: stats.file_bytes,
+        held_bytes: stats.held_bytes,
+        bytes_committed: stats.bytes_committed,
+        bytes_written: stats.bytes_written,
+        write_amplification: (stats.bytes_committed > 0).then_some(ratio),
+        written_today: stats.written_today,
+        corrupt_records: stats.corrupt_records,
+        corrupt_rows: stats.corrupt_rows,
+        log_rows_dropped: stats.log_rows_dropped,
+        queue_len: stats.queue_len as u64,
+        queue_capacity: stats.queue_capacity as u64,
+        reopened: stats.reopened,
+        stalled: stats.stalled,
+        last_error: stats.last_error,
+        recovery: web::RecoveryStatus {
+            created: recovery.created,
+            clean: recovery.clean,
+            quarantined: recovery.quarantined.as_ref().map(|path| path.display().to_string()),
+            salvaged: recovery.salvaged,
+            upgraded_from: recovery.upgraded_from,
+            corrupt_records: recovery.corrupt_records,
+            progress_lost: recovery.progress_lost.clone(),
+        },
+        ..web::StoreStatus::default()
+    }
+}
+
+/// Everything that a store holds; `views` of the gateway that runs on it.
+pub fn contents(store: &Store, views: Option<&Views>) -> web::StoreContents {
+    let names = |names: &mut dyn Iterator<Item = &str>| -> BTreeSet<String> {
+        names.map(str::to_owned).collect()
+    };
+    let tables = views.map(|views| names(&mut views.tables.iter().map(String::as_str)));
+    let sinks = views.map(|views| names(&mut views.sinks.iter().map(|sink| sink.name.as_str())));
+    let claimed = |of: &Option<BTreeSet<String>>, name: &str| of.as_ref().map(|n| n.contains(name));
+    web::StoreContents {
+        epoch: store.epoch(),
+        running: views.is_some(),
+        status: web::StoreStatus::default(),
+        tables: store
+            .tables()
+            .into_iter()
+            .map(|table| web::TableContents {
+                claimed: claimed(&tables, &table.name),
+                name: table.name.to_string(),
+                start: table.start,
+                end: table.end,
+                bytes: table.bytes,
+                dropped: table.dropped,
+            })
+            .collect(),
+        sinks: store
+            .sinks()
+            .into_iter()
+            .map(|name| sink(&name, &store.backlog(&name), claimed(&sinks, &name)))
+            .collect(),
+        streams: store.streams().iter().map(ToString::to_string).collect(),
+        counters: store.counts().into_iter().map(|(name, n)| (name.to_string(), n)).collect(),
+    }
+}
+
+fn sink(name: &str, backlog: &Backlog, claimed: Option<bool>) -> web::SinkContents {
+    web::SinkContents {
+        name: name.to_owned(),
+        records: backlog.records,
+        bytes: backlog.bytes,
+        oldest: backlog.oldest_created.map(rfc3339),
+        gaps: backlog.gaps,
+        delivered: backlog.delivered,
+        dropped: hops::dropped(backlog),
+        rejected: backlog.rejected,
+        letters: backlog.letters,
+        paused: backlog.paused,
+        lanes: backlog.lanes.map(lanes),
+        claimed,
+    }
+}
+
+pub(super) fn lanes(lanes: Lanes) -> web::SinkLanes {
+    web::SinkLanes { split: lanes.split, live: lanes.live }
+}
+
+/// What holds something and is not named by the configuration.
+fn unclaimed(contents: &web::StoreContents) -> Vec<web::Unclaimed> {
+    let of = |kind: &str, name: &str, records, bytes| web::Unclaimed {
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        records,
+        bytes,
+    };
+    let tables = contents.tables.iter().filter(|table| table.claimed == Some(false));
+    let tables = tables.map(|table| of("table", &table.name, table.end - table.start, table.bytes));
+    let sinks = contents.sinks.iter().filter(|sink| sink.claimed == Some(false));
+    let sinks = sinks.map(|sink| of("sink", &sink.name, sink.records + sink.letters, sink.bytes));
+    tables.chain(sinks).filter(|unclaimed| unclaimed.records > 0).collect()
+}
+
+/// What a person should look at.
+pub(super) fn alarms(store: &web::StoreStatus, failed: bool) -> Vec<web::Reason> {
+    let mut alarms = Vec::new();
+    let mut add = |reason: String| {
+        alarms.push(web::Reason { part: "store".to_owned(), reason });
+    };
+    if failed {
+        add(store.last_error.clone().unwrap_or_else(|| "it has failed".to_owned()));
+    }
+    if let Some(reason) = &store.stalled {
+        add(format!("nothing can be made durable: {reason}"));
+    }
+    if let Some(budget) = store.daily_writes.filter(|budget| store.written_today > *budget) {
+        let written = store.written_today;
+        add(format!("{written} bytes were written today, more than `daily_writes`: {budget}"));
+    }
+    let recovery = &store.recovery;
+    if let Some(path) = &recovery.quarantined {
+        let rest =
+            if recovery.salvaged { "; what was readable of it was carried over" } else { "" };
+        add(format!("a damaged file was moved to {path} at the start{rest}"));
+    }
+    if !recovery.progress_lost.is_empty() {
+        let streams = recovery.progress_lost.join(", ");
+        add(format!("the progress of {streams} was not readable: they began anew"));
+    }
+    let (records, rows) = (store.corrupt_records, store.corrupt_rows);
+    if records > 0 {
+        add(format!("{records} stored values failed their check: {rows} rows are lost"));
+    }
+    alarms
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alarm_is_raised_for_what_a_person_should_look_at() {
+        let well = web::StoreStatus {
+            written_today: 10,
+            daily_writes: Some(10),
+            recovery: web::RecoveryStatus { clean: false, ..web::RecoveryStatus::default() },
+            ..web::StoreStatus::default()
+        };
+        assert_eq!(alarms(&well, false), []);
+        let ill = web::StoreStatus {
+            written_today: 11,
+            stalled: Some("no room".to_owned()),
+            corrupt_records: 2,
+            corrupt_rows: 7,
+            recovery: web::RecoveryStatus {
+                quarantined: Some("/s/store.redb.quarantine-1".to_owned()),
+                progress_lost: vec!["energy".to_owned()],
+                ..web::RecoveryStatus::default()
+            },
+            ..well
+        };
+        let told: Vec<_> = alarms(&ill, false).into_iter().map(|alarm| alarm.reason).collect();
+        let words = ["no room", "`daily_writes`: 10", "quarantine-1", "energy", "7 rows are lost"];
+        assert_eq!(told.len(), words.len(), "{told:?}");
+        for (reason, word) in told.iter().zip(words) {
+            assert!(reason.contains(word), "{reason}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_asks_for_is_told_with_its_size() {
+        let table = |name: &str, claimed, end| web::TableContents {
+            name: name.to_owned(),
+            start: 3,
+            end,
+            bytes: 100,
+            claimed,
+            ..web::TableContents::default()
+        };
+        let sink = |name: &str, claimed, records| web::SinkContents {
+            name: name.to_owned(),
+            records,
+            letters: 1,
+            bytes: 50,
+            claimed,
+            ..web::SinkContents::default()
+        };
+        let contents = web::StoreContents {
+            tables: vec![table("old", Some(false), 10), table("new", Some(true), 10)],
+            sinks: vec![sink("gone", Some(false), 4), sink("there", Some(true), 4)],
+            ..web::StoreContents::default()
+        };
+        let found = unclaimed(&contents);
+        let found: Vec<_> =
+            found.iter().map(|u| (&*u.kind, &*u.name, u.records, u.bytes)).collect();
+        assert_eq!(found, [("table", "old", 7, 100), ("sink", "gone", 5, 50)]);
+    }
+}

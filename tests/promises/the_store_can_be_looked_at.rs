@@ -1,0 +1,164 @@
+//! What is stored is nobody's secret from the one who owns it: it can be listed, checked, and taken
+//! out as JSON lines or Arrow, beside a running gateway and without one. A store that somebody else
+//! has is left alone.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::harness::gateway::{Gateway, count, head};
+use crate::harness::{Ended, Scratch, free_port, run, secs};
+
+/// Rows that a history keeps, and records for a broker that is not there.
+fn config(scratch: &Scratch, nobody: u16) -> String {
+    let head = head(scratch);
+    format!(
+        "{head}
+devices:
+  - {{ name: s, history: 1h, driver: {{ generate: {{ every: 20ms, points: [ {{ name: n, value: {{ counter: {{}} }} }} ] }} }} }}
+streams: [ {{ name: rows, from: [s], sql: SELECT n FROM s, to: [ {{ sink: cloud }}, {{ sink: out }} ] }} ]
+sinks:
+  - {{ name: cloud, driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{nobody}\" }} }} }}
+  - {{ name: out, driver: {{ stdout: {{}} }} }}
+"
+    )
+}
+
+fn store(scratch: &Scratch, arguments: &[&str]) -> Ended {
+    let folder = scratch.join("store");
+    let all = [&["store"], arguments, &["--store", folder.to_str().expect("a path")]].concat();
+    run(&all, secs(20))
+}
+
+fn json(ended: &Ended) -> Value {
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    serde_json::from_str(&ended.stdout).expect("JSON")
+}
+
+fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
+    let list = list.as_array().expect("a list");
+    list.iter()
+        .find(|item| item["name"] == name)
+        .unwrap_or_else(|| panic!("no {name} in {list:#?}"))
+}
+
+/// The values of a column in JSON lines.
+fn column(text: &str, name: &str) -> Vec<i64> {
+    let value = |line: &str| {
+        let row: Value = serde_json::from_str(line).expect("JSON");
+        row[name].as_i64().unwrap_or_else(|| panic!("{name} in {line}"))
+    };
+    text.lines().map(value).collect()
+}
+
+/// Looks at everything; what it finds is the same beside a gateway and without one.
+fn look(scratch: &Scratch, running: bool) {
+    let listed = store(scratch, &["ls"]);
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+    assert!(listed.stdout.starts_with("TABLE") && listed.stdout.contains("cloud"), "{listed:?}");
+    assert!(!listed.stdout.contains("unclaimed"), "{listed:?}");
+    let contents = json(&store(scratch, &["ls", "--json"]));
+    assert_eq!(contents["running"], running);
+    let (table, sink) = (named(&contents["tables"], "s"), named(&contents["sinks"], "cloud"));
+    assert!(table["end"].as_u64() >= Some(50), "{table}");
+    assert!(sink["records"].as_u64() >= Some(50), "{sink}");
+    assert_eq!(table["claimed"], if running { Value::Bool(true) } else { Value::Null });
+    let inspected = store(scratch, &["inspect"]);
+    assert!(inspected.stdout.contains("source/s/accepted"), "{inspected:?}");
+    assert!(inspected.stdout.contains("STREAMS WITH PROGRESS\nrows"), "{inspected:?}");
+    let verified = json(&store(scratch, &["verify", "--json"]));
+    assert_eq!(verified["corrupt_records"], 0, "{verified}");
+    assert!(verified["rows"].as_u64() >= Some(100), "{verified}");
+
+    let rows = store(scratch, &["export", "--table", "s"]);
+    assert_eq!(rows.code, Some(0), "{rows:?}");
+    let n = column(&rows.stdout, "n");
+    assert!(n.len() >= 50 && n.is_sorted(), "{} rows", n.len());
+    let seq = column(&rows.stdout, "seq");
+    assert!(seq.windows(2).all(|pair| pair[1] == pair[0] + 1), "{seq:?}");
+    let records = store(scratch, &["export", "--sink", "cloud", "--format", "jsonl"]);
+    let positions = column(&records.stdout, "position");
+    assert!(positions.len() >= 50 && positions.windows(2).all(|p| p[1] == p[0] + 1));
+    let first: Value =
+        serde_json::from_str(records.stdout.lines().next().expect("one")).expect("JSON");
+    let body: Value = serde_json::from_str(first["body"].as_str().expect("text")).expect("JSON");
+    assert!(body["n"].is_i64() && first["stream"] == "rows", "{first}");
+
+    let file = scratch.join("rows.arrows");
+    let path = file.to_str().expect("a path");
+    let arrow = store(scratch, &["export", "--table", "s", "--format", "arrow", "--out", path]);
+    assert_eq!((arrow.code, &*arrow.stdout), (Some(0), ""), "{arrow:?}");
+    let bytes = fs::read(&file).expect("a file");
+    // An Arrow IPC stream: messages begin with a continuation marker, the last one is empty.
+    assert_eq!(bytes[..4], [0xff; 4]);
+    assert_eq!(bytes[bytes.len() - 8..], [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+    assert!(bytes.len() > 50 * 8, "{} bytes", bytes.len());
+
+    let compacted = json(&store(scratch, &["compact", "--json"]));
+    assert!(compacted["bytes_after"].as_u64() > Some(0), "{compacted}");
+    assert!(compacted["bytes_after"].as_u64() <= compacted["bytes_before"].as_u64(), "{compacted}");
+    let unknown = store(scratch, &["export", "--table", "t"]);
+    assert_eq!(unknown.code, Some(1), "{unknown:?}");
+    assert!(unknown.stderr.contains("no table `t`"), "{unknown:?}");
+}
+
+#[test]
+fn beside_a_gateway_and_without_one() {
+    let scratch = Scratch::new("look");
+    let config = config(&scratch, free_port());
+    let nothing = store(&scratch, &["ls"]);
+    assert_eq!(nothing.code, Some(1), "{nothing:?}");
+    assert!(nothing.stderr.contains("there is no store in"), "{nothing:?}");
+    assert!(!scratch.join("store").exists(), "nothing is made by looking");
+
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_status("a backlog", secs(20), |status| {
+        (count(status, "sinks", "cloud", "buffered_records") >= 60).then_some(())
+    });
+    look(&scratch, true);
+    // Without its socket the store is locked all the same.
+    let socket = gateway.socket();
+    let hidden = scratch.join("hidden");
+    fs::rename(&socket, &hidden).expect("a socket");
+    let locked = store(&scratch, &["ls"]);
+    assert_eq!(locked.code, Some(75), "{locked:?}");
+    assert!(locked.stderr.contains("another process uses this store"), "{locked:?}");
+    fs::rename(&hidden, &socket).expect("a socket");
+    assert_eq!(gateway.stop().code, Some(0));
+
+    look(&scratch, false);
+    // It was only looked at: the next start goes on where the last one was.
+    let before = json(&store(&scratch, &["ls", "--json"]));
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_up();
+    let after = gateway.status();
+    assert_eq!(after["gateway"]["epoch"], before["epoch"]);
+    assert_eq!(after["store"]["recovery"]["clean"], true, "{:#}", after["store"]);
+    assert!(
+        count(&after, "sinks", "cloud", "buffered_records")
+            >= named(&before["sinks"], "cloud")["records"].as_u64().expect("a count")
+    );
+    assert_eq!(gateway.stop().code, Some(0));
+}
+
+#[test]
+fn what_nobody_asks_for_is_told() {
+    let scratch = Scratch::new("unclaimed");
+    let config = config(&scratch, free_port());
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_status("a backlog", secs(20), |status| {
+        (count(status, "sinks", "cloud", "buffered_records") >= 20).then_some(())
+    });
+    assert_eq!(gateway.stop().code, Some(0));
+    let renamed = config.replace("cloud", "sky");
+    let mut gateway = Gateway::start(&scratch, &renamed);
+    gateway.wait_up();
+    let unclaimed = gateway.status()["store"]["unclaimed"].clone();
+    let sink = named(&unclaimed, "cloud");
+    assert_eq!(sink["kind"], "sink");
+    assert!(sink["records"].as_u64() >= Some(20) && sink["bytes"].as_u64() > Some(0), "{sink}");
+    let listed = store(&scratch, &["ls"]);
+    let line = listed.stdout.lines().find(|line| line.starts_with("cloud")).expect("a line");
+    assert!(line.ends_with("unclaimed"), "{line}");
+    assert_eq!(gateway.stop().code, Some(0));
+}
