@@ -126,7 +126,10 @@ impl Committer {
             if turn.close {
                 match &self.stats.stalled {
                     Some(reason) => return Err(reason.clone()),
-                    None if !blocked => return self.end(),
+                    None if !blocked => {
+                        self.end();
+                        return Ok(());
+                    }
                     None => {}
                 }
             }
@@ -135,14 +138,13 @@ impl Committer {
 
     /// The last checkpoint, so that the next start has nothing to take up. What is in the ring is
     /// durable without it.
-    fn end(&mut self) -> Result<(), String> {
+    fn end(&mut self) {
         if self.book.sequence - 1 > self.state.meta.commit || !self.tree_is_clean {
             self.note_written();
             if let Err(trouble) = checkpoint(&mut self.book, &mut self.state, true) {
                 tracing::warn!(reason = trouble.text(), "no last checkpoint");
             }
         }
-        Ok(())
     }
 
     /// Whether there is anything to write: nothing is written when nothing happened.
@@ -289,11 +291,11 @@ impl Committer {
         }
         let waiting = self.book.frames.iter().find(|frame| frame.memory.is_some());
         let durable = waiting.map_or(self.book.sequence, |frame| frame.sequence);
-        while self.held.front().is_some_and(|held| held.sequence < durable) {
-            self.stats.commits += 1;
-            for answer in self.held.pop_front().into_iter().flat_map(|held| held.answers) {
-                answer(Ok(()));
-            }
+        let told = self.held.iter().take_while(|held| held.sequence < durable).count();
+        self.stats.commits += told as u64;
+        self.shared.show(self.figures());
+        for answer in self.held.drain(..told).flat_map(|held| held.answers) {
+            answer(Ok(()));
         }
     }
 

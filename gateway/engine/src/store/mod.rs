@@ -17,6 +17,7 @@ mod disk;
 mod files;
 mod format;
 mod inbox;
+mod load;
 mod log;
 mod outbox;
 mod recovery;

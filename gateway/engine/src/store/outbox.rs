@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::book::{Book, Letter, Side};
+use super::book::{Book, Letter, Queue, Side};
 use super::border::{Gap, GapReason, Lanes, OutboxRow, OutboxRows, Rejected, SinkLayout, WhenFull};
 use super::damage::{Damage, Trouble};
 use super::files::ReadRecords;
@@ -464,17 +464,14 @@ fn refuse(
         row.seq = new.to;
         joins.then_some(row)
     });
-    match grown {
-        Some(row) => {
-            let index = book.outboxes.get(sink).map_or(0, |queue| queue.pieces.len() - 1);
-            book.take(Side::Outbox, sink, index..index + 1);
-            let body = encode_outbox(std::slice::from_ref(&row));
-            book.push(Side::Outbox, sink, row.position, 1, row.created, &body);
-        }
-        None => {
-            chunk.add(book, sink, state, notice);
-            chunk.put(book, sink);
-        }
+    if let Some(row) = grown {
+        let index = book.outboxes.get(sink).map_or(0, |queue| queue.pieces.len() - 1);
+        book.take(Side::Outbox, sink, index..index + 1);
+        let body = encode_outbox(std::slice::from_ref(&row));
+        book.push(Side::Outbox, sink, row.position, 1, row.created, &body);
+    } else {
+        chunk.add(book, sink, state, notice);
+        chunk.put(book, sink);
     }
 }
 
@@ -583,7 +580,7 @@ pub(super) fn rebuild(book: &mut Book, sink: &str) -> SinkState {
     else {
         return state;
     };
-    state.next = book.outboxes.get(sink).map_or(1, |queue| queue.end());
+    state.next = book.outboxes.get(sink).map_or(1, Queue::end);
     state.cursor = first - 1;
     for_each_piece(book, sink, 0, |rows| {
         for row in rows.unwrap_or_default() {

@@ -13,19 +13,18 @@ use std::sync::Arc;
 
 use redb::{Database, StorageBackend};
 
-use super::book::{Book, Letter, Side};
+use super::book::{Book, Side};
 use super::border::{Layout, Recovery, StoreError, StoreOptions};
-use super::checkpoint::{checkpoint, decode_piece, for_each};
+use super::checkpoint::checkpoint;
 use super::damage::{Damage, Trouble, contained, drop_contained};
 use super::disk::{Counted, Disk, Traffic};
-use super::files::{Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree, records};
+use super::files::{Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree};
 use super::format::{
-    FORMAT, FORMAT_REDB_ALONE, Kind, Meta, NAME_BYTES_MAX, SinkState, TableState, decode_progress,
-    split_key, unseal,
+    FORMAT, FORMAT_REDB_ALONE, Kind, Meta, NAME_BYTES_MAX, SinkState, TableState, split_key,
 };
+use super::load::{Loaded, load, rescue_letters};
 use super::replay::{self, Replayed, replay};
 use super::ring::{self, BLOCK};
-use super::rows::decode_schema;
 use super::shelf::Shelves;
 use super::state::State;
 use super::{log, outbox, upgrade};
@@ -114,15 +113,6 @@ enum Tree {
     Broken(Option<Database>, String),
 }
 
-/// What the tree says.
-#[derive(Default)]
-pub(super) struct Loaded {
-    pub(super) state: Option<State>,
-    pub(super) pieces: Vec<(Side, Arc<str>, super::book::Piece)>,
-    pub(super) letters: Vec<(Arc<str>, u64, Letter)>,
-    pub(super) bad: Vec<(Vec<u8>, Vec<u8>)>,
-}
-
 impl Opening<'_> {
     fn error(&self, name: &str, error: io::Error) -> StoreError {
         io_error(&**self.disk, name, error)
@@ -159,10 +149,10 @@ impl Opening<'_> {
                 }
                 self.take_up(lock, tree, *loaded, state)
             }
-            Tree::None => self.without_tree(lock, None),
+            Tree::None => self.without_tree(lock, false, None),
             Tree::Broken(tree, reason) => {
                 tracing::error!(reason, "the store's checkpoint is broken; making it again");
-                self.without_tree(lock, Some(tree))
+                self.without_tree(lock, true, tree)
             }
         }
     }
@@ -297,7 +287,8 @@ impl Opening<'_> {
     fn without_tree(
         &mut self,
         lock: Box<dyn std::fmt::Debug + Send>,
-        broken: Option<Option<Database>>,
+        broken: bool,
+        tree: Option<Database>,
     ) -> Result<(Book, State, Replayed), StoreError> {
         let ring = self.ring()?;
         let found = match &ring {
@@ -318,18 +309,14 @@ impl Opening<'_> {
         let run = newest.map_or(0, |header| header.run).saturating_add(1);
         let mut book = self.book(lock, None, ring, id, run);
         let mut letters_lost = 0;
-        let aside = match broken {
-            Some(tree) => {
-                letters_lost = rescue_letters(&mut book, tree.as_ref());
-                if let Some(tree) = tree
-                    && !drop_contained(tree)
-                {
-                    tracing::debug!("the broken file did not close cleanly");
-                }
-                Some(quarantine_name(&**self.disk)?)
+        let mut aside = None;
+        if broken {
+            letters_lost = rescue_letters(&mut book, tree.as_ref());
+            if !drop_contained(tree) {
+                tracing::debug!("the broken file did not close cleanly");
             }
-            None => None,
-        };
+            aside = Some(quarantine_name(&**self.disk)?);
+        }
         let mut state = State::new(Meta::new(0, &self.options.gateway, id));
         self.list_shelves(&mut book)?;
         let mut replayed = replay(&mut book, &mut state, found, 0, true);
@@ -423,7 +410,7 @@ impl Opening<'_> {
         let renamed = state.meta.gateway != self.options.gateway;
         if replayed.broken > 0 {
             state.meta.epoch = self.next_epoch(state.meta.epoch)?;
-            let streams = state.progress.keys().map(|name| name.to_string());
+            let streams = state.progress.keys().map(ToString::to_string);
             self.recovery.progress_lost = streams.collect();
             let epoch = state.meta.epoch;
             tracing::error!(epoch, "progress may be lost: new epoch");
@@ -493,9 +480,10 @@ fn prune(book: &mut Book, state: &State) {
 /// Whether the rows of a broken entry are still needed, as far as its key tells.
 fn is_needed(state: &State, key: &[u8]) -> bool {
     match split_key(key) {
-        Some((Kind::Outbox, name, first)) => state.sinks.get(name).is_some_and(|sink| {
-            first > sink.cursor && first < sink.next && !sink.is_ahead(first)
-        }),
+        Some((Kind::Outbox, name, first)) => state
+            .sinks
+            .get(name)
+            .is_some_and(|sink| first > sink.cursor && first < sink.next && !sink.is_ahead(first)),
         Some((Kind::Log, name, first)) => {
             state.tables.get(name).is_some_and(|table| first >= table.start && first < table.end)
         }
@@ -551,107 +539,6 @@ pub(super) fn quarantine_name(disk: &dyn Disk) -> Result<String, StoreError> {
         }
     }
     Ok(name(QUARANTINES_MAX))
-}
-
-/// Takes over the dead letters of a broken tree that can be read; returns how many were bad.
-fn rescue_letters(book: &mut Book, tree: Option<&Database>) -> u64 {
-    let Some(tree) = tree else {
-        return 0;
-    };
-    let mut found: Vec<(Arc<str>, u64, Vec<u8>)> = Vec::new();
-    let mut bad = 0;
-    let read = contained(|| {
-        let records = records(tree)?;
-        for_each(&records, Kind::Rejected as u8..Kind::Rejected as u8 + 1, |key, value| {
-            match split_key(key).zip(unseal(key, value)) {
-                Some(((_, name, position), body)) => {
-                    found.push((Arc::from(name), position, body.to_vec()));
-                }
-                None => bad += 1,
-            }
-        })
-    });
-    if let Err(trouble) = read {
-        tracing::error!(reason = trouble.text(), "not all dead letters could be read");
-        bad += 1;
-    }
-    for (name, position, body) in found {
-        let bytes = (super::format::SEAL_BYTES + body.len()) as u64;
-        let letters = book.letters.entry(name).or_default();
-        letters.insert(position, Letter { bytes, body: Some(body) });
-    }
-    bad
-}
-
-impl Loaded {
-    fn is_format(&self, format: u32) -> bool {
-        self.state.as_ref().is_some_and(|state| state.meta.format == format)
-    }
-
-    fn take(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
-        let (kind, name, position) = split_key(key)?;
-        let body = unseal(key, value)?;
-        let name: Arc<str> = Arc::from(name);
-        let state = self.state.as_mut()?;
-        match kind {
-            Kind::Meta => {}
-            Kind::Sink if state.meta.format == FORMAT_REDB_ALONE => {
-                state.sinks.insert(name, SinkState::decode_redb_alone(body)?);
-            }
-            Kind::Sink => {
-                state.sinks.insert(name, SinkState::decode(body)?);
-            }
-            Kind::Table => {
-                state.tables.insert(name, TableState::decode(body)?);
-            }
-            Kind::Progress => {
-                state.progress.insert(name.clone(), Arc::new(decode_progress(name, body)?));
-            }
-            Kind::Schema => {
-                state.schemas.entry(name).or_default().push((position, decode_schema(body)?));
-            }
-            Kind::Count => {
-                state.counts.insert(name, position);
-            }
-            Kind::LogPiece => self.pieces.push((Side::Log, name, decode_piece(position, body)?)),
-            Kind::OutboxPiece => {
-                self.pieces.push((Side::Outbox, name, decode_piece(position, body)?));
-            }
-            Kind::Rejected => {
-                let letter = Letter { bytes: value.len() as u64, body: None };
-                self.letters.push((name, position, letter));
-            }
-            // Rows of format 1: taken over one by one.
-            Kind::Log | Kind::Outbox => {}
-            Kind::Forgotten => return None,
-        }
-        Some(())
-    }
-}
-
-/// Reads every record of the tree but the rows of format 1. Records come in the order of their
-/// kinds, so that meta is the first.
-fn load(tree: &Database) -> Result<Loaded, Trouble> {
-    let records = records(tree)?;
-    let mut loaded = Loaded::default();
-    let at = super::format::key(Kind::Meta, "", 0);
-    let meta = records.get_owned(at.as_slice())?;
-    let meta = meta.and_then(|value| Meta::decode(unseal(&at, value.value())?));
-    let newer = meta.as_ref().is_some_and(|meta| meta.format > FORMAT);
-    let is_old = meta.as_ref().is_some_and(|meta| meta.format == FORMAT_REDB_ALONE);
-    loaded.state = meta.map(State::new);
-    if newer {
-        return Ok(loaded);
-    }
-    let kinds = if is_old { vec![b'A'..b'F', b'H'..b'I'] } else { vec![b'A'..b'Z'] };
-    for range in kinds {
-        for_each(&records, range, |key, value| {
-            if loaded.take(key, value).is_none() {
-                loaded.bad.push((key.to_vec(), value.to_vec()));
-            }
-        })?;
-    }
-    Ok(loaded)
 }
 
 fn unclaimed(state: &State, layout: &Layout) -> Vec<String> {

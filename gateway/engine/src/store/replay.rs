@@ -75,7 +75,9 @@ pub(super) fn replay(
         let mut bad = Vec::new();
         take_frame(book, state, (offset, &header), intact, commit, &mut bad);
         if sequence > kept_from {
-            bad.iter().for_each(|(key, value)| book.damage.bad(key, value));
+            for (key, value) in &bad {
+                book.damage.bad(key, value);
+            }
         } else {
             replayed.suspects.append(&mut bad);
         }

@@ -72,9 +72,9 @@ impl Shelves {
 
     /// A piece on a shelf is needed; called for each at the start and when it is put there.
     pub(super) fn hold(&mut self, number: u32, end: u64) {
-        let shelf = self.files.entry(number).or_default();
-        shelf.live += 1;
-        shelf.end = shelf.end.max(end.next_multiple_of(BLOCK));
+        let file = self.files.entry(number).or_default();
+        file.live += 1;
+        file.end = file.end.max(end.next_multiple_of(BLOCK));
         self.next = self.next.max(number.saturating_add(1));
     }
 
@@ -93,16 +93,15 @@ impl Shelves {
             let number = known.filter(|number| {
                 self.files.get(number).is_some_and(|shelf| shelf.end < SHELF_BYTES)
             });
-            let (number, file) = match number {
-                Some(number) => (number, self.open(number, false)?),
-                None => {
-                    let number = self.next;
-                    let file = self.open(number, true)?;
-                    self.next += 1;
-                    self.files.insert(number, Shelf::default());
-                    self.open.insert(owner.clone(), number);
-                    (number, file)
-                }
+            let (number, file) = if let Some(number) = number {
+                (number, self.open(number, false)?)
+            } else {
+                let number = self.next;
+                let file = self.open(number, true)?;
+                self.next += 1;
+                self.files.insert(number, Shelf::default());
+                self.open.insert(owner.clone(), number);
+                (number, file)
             };
             let at = self.files.get(&number).map_or(0, |shelf| shelf.end);
             let mut padded = bytes.clone();

@@ -39,8 +39,11 @@ pub(super) fn upgrade(book: &mut Book, mut state: State) -> Result<State, Troubl
     Ok(state)
 }
 
+/// Keys and values.
+type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Records of a kind behind a key, about [`STEP_BYTES`] of them.
-fn some(book: &Book, kind: Kind, after: Option<&[u8]>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Trouble> {
+fn some(book: &Book, kind: Kind, after: Option<&[u8]>) -> Result<Pairs, Trouble> {
     let records = book.files.records()?;
     let (low, high) = ([kind as u8], [kind as u8 + 1]);
     let low = after.map_or(std::ops::Bound::Included(&low[..]), std::ops::Bound::Excluded);

@@ -159,7 +159,10 @@ async fn f07_a_dead_disk_is_an_alarm_and_delivery_goes_on_from_memory() {
     store.delivered("a", 2);
     // More than may be held: from then on commits stay in the queue.
     for n in 2..60 {
-        let outbox = vec![OutboxRows { bodies: vec![Bytes::from(vec![7; 300_000])], ..results("a", n..n, 1) }];
+        let outbox = vec![OutboxRows {
+            bodies: vec![Bytes::from(vec![7; 300_000])],
+            ..results("a", n..n, 1)
+        }];
         drop(store.submit(Commit { wait: true, outbox, ..Commit::default() }).await.unwrap());
         answered(&store).await;
     }

@@ -1,0 +1,129 @@
+//! What the checkpoint's tree says, record by record, each with its check.
+
+use std::sync::Arc;
+
+use redb::Database;
+
+use super::book::{Book, Letter, Piece, Side};
+use super::checkpoint::{decode_piece, for_each};
+use super::damage::{Trouble, contained};
+use super::files::records;
+use super::format::{
+    FORMAT, FORMAT_REDB_ALONE, Kind, Meta, SEAL_BYTES, SinkState, TableState, decode_progress, key,
+    split_key, unseal,
+};
+use super::rows::decode_schema;
+use super::state::State;
+
+/// What the tree says.
+#[derive(Default)]
+pub(super) struct Loaded {
+    pub(super) state: Option<State>,
+    pub(super) pieces: Vec<(Side, Arc<str>, Piece)>,
+    pub(super) letters: Vec<(Arc<str>, u64, Letter)>,
+    pub(super) bad: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Loaded {
+    pub(super) fn is_format(&self, format: u32) -> bool {
+        self.state.as_ref().is_some_and(|state| state.meta.format == format)
+    }
+
+    /// Takes one record; `None` when it fails its check.
+    fn take(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
+        let (kind, name, position) = split_key(key)?;
+        let body = unseal(key, value)?;
+        let name: Arc<str> = Arc::from(name);
+        let state = self.state.as_mut()?;
+        match kind {
+            Kind::Sink if state.meta.format == FORMAT_REDB_ALONE => {
+                state.sinks.insert(name, SinkState::decode_redb_alone(body)?);
+            }
+            Kind::Sink => {
+                state.sinks.insert(name, SinkState::decode(body)?);
+            }
+            Kind::Table => {
+                state.tables.insert(name, TableState::decode(body)?);
+            }
+            Kind::Progress => {
+                state.progress.insert(name.clone(), Arc::new(decode_progress(name, body)?));
+            }
+            Kind::Schema => {
+                state.schemas.entry(name).or_default().push((position, decode_schema(body)?));
+            }
+            Kind::Count => {
+                state.counts.insert(name, position);
+            }
+            Kind::LogPiece => self.pieces.push((Side::Log, name, decode_piece(position, body)?)),
+            Kind::OutboxPiece => {
+                self.pieces.push((Side::Outbox, name, decode_piece(position, body)?));
+            }
+            Kind::Rejected => {
+                let letter = Letter { bytes: value.len() as u64, body: None };
+                self.letters.push((name, position, letter));
+            }
+            // Meta is known already, and rows of format 1 are taken over one by one.
+            Kind::Meta | Kind::Log | Kind::Outbox => {}
+            Kind::Forgotten => return None,
+        }
+        Some(())
+    }
+}
+
+/// Reads every record of the tree but the rows of format 1. Records come in the order of their
+/// kinds, so that meta is the first.
+pub(super) fn load(tree: &Database) -> Result<Loaded, Trouble> {
+    let records = records(tree)?;
+    let mut loaded = Loaded::default();
+    let at = key(Kind::Meta, "", 0);
+    let meta = records.get_owned(at.as_slice())?;
+    let meta = meta.and_then(|value| Meta::decode(unseal(&at, value.value())?));
+    let newer = meta.as_ref().is_some_and(|meta| meta.format > FORMAT);
+    let is_old = meta.as_ref().is_some_and(|meta| meta.format == FORMAT_REDB_ALONE);
+    loaded.state = meta.map(State::new);
+    if newer {
+        return Ok(loaded);
+    }
+    // From meta up to the rows of format 1, and from the dead letters on.
+    let kinds: &[_] =
+        if is_old { &[(b'A', b'F'), (b'H', b'I')] } else { &[(b'A', Kind::Forgotten as u8 + 1)] };
+    for (low, high) in kinds {
+        let range = *low..*high;
+        for_each(&records, range, |key, value| {
+            if loaded.take(key, value).is_none() {
+                loaded.bad.push((key.to_vec(), value.to_vec()));
+            }
+        })?;
+    }
+    Ok(loaded)
+}
+
+/// Takes over the dead letters of a broken tree that can be read; returns how many were bad.
+pub(super) fn rescue_letters(book: &mut Book, tree: Option<&Database>) -> u64 {
+    let Some(tree) = tree else {
+        return 0;
+    };
+    let mut found: Vec<(Arc<str>, u64, Vec<u8>)> = Vec::new();
+    let mut bad = 0;
+    let read = contained(|| {
+        let records = records(tree)?;
+        for_each(&records, Kind::Rejected as u8..Kind::Rejected as u8 + 1, |key, value| {
+            match split_key(key).zip(unseal(key, value)) {
+                Some(((_, name, position), body)) => {
+                    found.push((Arc::from(name), position, body.to_vec()));
+                }
+                None => bad += 1,
+            }
+        })
+    });
+    if let Err(trouble) = read {
+        tracing::error!(reason = trouble.text(), "not all dead letters could be read");
+        bad += 1;
+    }
+    for (name, position, body) in found {
+        let bytes = (SEAL_BYTES + body.len()) as u64;
+        let letters = book.letters.entry(name).or_default();
+        letters.insert(position, Letter { bytes, body: Some(body) });
+    }
+    bad
+}
