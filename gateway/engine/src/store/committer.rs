@@ -114,8 +114,9 @@ impl Committer {
             if self.book.memory() > 0 && (self.stats.stalled.is_none() || turn.flush) {
                 self.persist();
             }
-            if let Some(work) = &taken {
-                self.shared.publish(&self.state, self.figures(), work);
+            match &taken {
+                Some(work) => self.shared.publish(&self.state, self.figures(), work),
+                None => self.shared.show(self.figures()),
             }
             self.tell(taken);
             if self.stats.stalled.is_none() && (turn.flush || !self.reclaim_failed) {
@@ -182,7 +183,6 @@ impl Committer {
         self.state.note_changes(&mut self.book, before);
         self.snapshot_due = false;
         self.stats.bytes_committed += (self.book.draft.len() - ring::HEADER) as u64;
-        self.stats.commits += 1;
         self.held.push_back(Held { sequence: self.book.sequence, answers });
         self.book.close_draft();
     }
@@ -263,8 +263,17 @@ impl Committer {
     /// For frames that have no place in the ring: their rows go to shelves, their states into the
     /// tree, and they need not be written.
     fn commit_by_checkpoint(&mut self) -> Result<(), Trouble> {
-        self.fold_or_drop(self.book.sequence)?;
-        self.checkpoint()
+        let all = self.book.sequence;
+        loop {
+            let Err(trouble) = fold(&mut self.book, &self.state, all) else {
+                return self.checkpoint();
+            };
+            // Until the memory is full as well, the disk may get room again.
+            let is_full = matches!(trouble, Trouble::Full(_));
+            if !is_full || self.book.memory() < MEMORY_BYTES_MAX || !self.give_way() {
+                return Err(trouble);
+            }
+        }
     }
 
     /// Tells those whose frames are durable, and lets go of the queue slots of the others.
@@ -281,6 +290,7 @@ impl Committer {
         let waiting = self.book.frames.iter().find(|frame| frame.memory.is_some());
         let durable = waiting.map_or(self.book.sequence, |frame| frame.sequence);
         while self.held.front().is_some_and(|held| held.sequence < durable) {
+            self.stats.commits += 1;
             for answer in self.held.pop_front().into_iter().flat_map(|held| held.answers) {
                 answer(Ok(()));
             }
@@ -306,14 +316,28 @@ impl Committer {
         let keep_from =
             self.book.frames.iter().rev().take_while(stays).last().map(|frame| frame.sequence);
         let keep_from = keep_from.unwrap_or(self.book.sequence);
-        let outcome = contained(|| {
-            self.fold_or_drop(keep_from)?;
-            self.checkpoint()
-        });
+        let outcome = contained(|| self.reclaim(keep_from));
         self.reclaim_failed = outcome.is_err();
         if let Err(trouble) = outcome {
             tracing::error!(reason = trouble.text(), "the ring cannot be freed yet");
             self.stats.last_error = Some(trouble.text().to_owned());
+        }
+    }
+
+    /// Folds the frames before `keep_from`. Where the disk has no room for that, what is settled is
+    /// let go, and only when the ring gets full the policies decide what gives way.
+    fn reclaim(&mut self, keep_from: u64) -> Result<(), Trouble> {
+        loop {
+            let folded = fold(&mut self.book, &self.state, keep_from);
+            self.checkpoint()?;
+            let Err(trouble) = folded else {
+                return Ok(());
+            };
+            let is_full = matches!(trouble, Trouble::Full(_));
+            let is_tight = self.book.used() > self.book.files.ring_length / 4 * 3;
+            if !is_full || !is_tight || !self.give_way() {
+                return Err(trouble);
+            }
         }
     }
 
@@ -326,29 +350,17 @@ impl Committer {
         Ok(())
     }
 
-    /// Moves rows to shelves. Where the disk has no room for them the policies decide what gives
-    /// way, and what that frees is used.
-    fn fold_or_drop(&mut self, keep_from: u64) -> Result<(), Trouble> {
-        loop {
-            let trouble = match fold(&mut self.book, &self.state, keep_from) {
-                Ok(()) => return Ok(()),
-                Err(trouble) => trouble,
-            };
-            if !matches!(trouble, Trouble::Full(_)) {
-                return Err(trouble);
-            }
-            self.stats.last_error = Some(trouble.text().to_owned());
-            let claims = self.shared.claims();
-            let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
-            let (book, state, now) = (&mut self.book, &mut self.state, self.now);
-            let mut transaction = Transaction { book, state, layout, max_bytes, now };
-            if !transaction.give_way(GIVE_WAY_BYTES) {
-                return Err(trouble);
-            }
-            // What was dropped is in no frame: the next one says everything.
-            self.snapshot_due = true;
-            self.book.files.shelves.sweep();
-        }
+    /// Lets the policies decide what gives way; `false` when nothing is left that may.
+    fn give_way(&mut self) -> bool {
+        let claims = self.shared.claims();
+        let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
+        let (book, state, now) = (&mut self.book, &mut self.state, self.now);
+        let mut transaction = Transaction { book, state, layout, max_bytes, now };
+        let gave = transaction.give_way(GIVE_WAY_BYTES);
+        // What was dropped is in no frame: the next one says everything.
+        self.snapshot_due = true;
+        self.book.files.shelves.sweep();
+        gave
     }
 
     fn note_time(&mut self, now: Option<i64>) {

@@ -152,10 +152,8 @@ pub(super) fn read(
 ) -> Vec<(u64, RecordBatch)> {
     let mut expected = from.max(state.start);
     let (mut found, mut rows): (Vec<(u64, RecordBatch)>, usize) = (Vec::new(), 0);
-    let Some(queue) = book.logs.get(table) else {
-        return found;
-    };
-    for index in queue.index_of(expected).. {
+    let start = book.logs.get(table).map_or(0, |queue| queue.index_of(expected));
+    for index in start.. {
         if rows >= max_rows && !found.is_empty() {
             return found;
         }

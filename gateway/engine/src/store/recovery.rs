@@ -347,6 +347,7 @@ impl Opening<'_> {
             }
         }
         book.damage.records += letters_lost;
+        // Some frame said everything, and no frame behind it is missing.
         let knows_all = state.meta.epoch > 0;
         replayed.broken += u64::from(!is_new && !knows_all);
         self.aside = aside;
@@ -414,6 +415,11 @@ impl Opening<'_> {
     ) -> Result<(), StoreError> {
         let rebuilt = rebuild(book, state, self.layout);
         prune(book, state);
+        for (key, value) in &replayed.suspects {
+            if is_needed(state, key) {
+                book.damage.bad(key, value);
+            }
+        }
         let renamed = state.meta.gateway != self.options.gateway;
         if replayed.broken > 0 {
             state.meta.epoch = self.next_epoch(state.meta.epoch)?;
@@ -481,6 +487,19 @@ fn prune(book: &mut Book, state: &State) {
     for (name, table) in &state.tables {
         let gone = book.logs.get(name).map_or(0, |queue| queue.index_of(table.start));
         book.take(Side::Log, name, 0..gone);
+    }
+}
+
+/// Whether the rows of a broken entry are still needed, as far as its key tells.
+fn is_needed(state: &State, key: &[u8]) -> bool {
+    match split_key(key) {
+        Some((Kind::Outbox, name, first)) => state.sinks.get(name).is_some_and(|sink| {
+            first > sink.cursor && first < sink.next && !sink.is_ahead(first)
+        }),
+        Some((Kind::Log, name, first)) => {
+            state.tables.get(name).is_some_and(|table| first >= table.start && first < table.end)
+        }
+        _ => false,
     }
 }
 

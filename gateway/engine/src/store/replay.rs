@@ -3,7 +3,9 @@
 //! Frames are taken in the order of their sequence, wherever they lie. Rows are listed from the first
 //! frame on that is still needed; states count from the first frame that the checkpoint does not
 //! contain. A frame that is not whole was never acknowledged if it is the last one; an earlier one is
-//! damage: its entries that pass their own check are taken, the others are counted.
+//! damage: its entries that pass their own check are taken, the others are counted. Frames that the
+//! checkpoint contains may have been let go since, and written over: what is broken there counts only
+//! if its rows are still needed.
 
 use std::sync::Arc;
 
@@ -26,6 +28,8 @@ pub(super) struct Replayed {
     pub(super) broken: u64,
     /// The last frame was not whole.
     pub(super) torn: bool,
+    /// Broken entries, key and value, of frames that may have been let go.
+    pub(super) suspects: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Takes the frames up. `found` are the headers in the ring from the tail on; the book's sequence
@@ -54,19 +58,27 @@ pub(super) fn replay(
         replayed.torn = true;
     }
     bodies.truncate(last.map_or(0, |last| last + 1));
-    let mut expected = if whole { None } else { Some(state.meta.tail) };
+    // No frame behind this one was ever let go.
+    let kept_from = if whole { last_snapshot(book, &bodies) } else { commit };
+    let mut expected = kept_from + 1;
     for (offset, header, intact) in bodies {
         let sequence = header.sequence;
-        let missing = expected.map_or(0, |expected| sequence.saturating_sub(expected));
-        expected = Some(sequence + 1);
-        if missing > 0 && !whole {
+        let missing = sequence.saturating_sub(expected);
+        expected = expected.max(sequence + 1);
+        if missing > 0 {
             tracing::error!(before = sequence, missing, "frames are missing in the ring");
             book.damage.records += missing;
-            replayed.broken += u64::from(sequence > commit + 1);
+            replayed.broken += missing;
         }
         replayed.new_frames += u64::from(sequence > commit);
-        replayed.broken += u64::from(!intact && sequence > commit);
-        take_frame(book, state, offset, &header, intact, commit);
+        replayed.broken += u64::from(!intact && sequence > kept_from);
+        let mut bad = Vec::new();
+        take_frame(book, state, (offset, &header), intact, commit, &mut bad);
+        if sequence > kept_from {
+            bad.iter().for_each(|(key, value)| book.damage.bad(key, value));
+        } else {
+            replayed.suspects.append(&mut bad);
+        }
     }
     book.sequence = book.sequence.max(commit + 1);
     replayed
@@ -93,19 +105,35 @@ fn read_all(book: &Book, offset: u64, header: &Header) -> Option<Vec<u8>> {
     }
 }
 
+/// Sequence of the last whole frame that says everything, which is the first one after a checkpoint.
+fn last_snapshot(book: &Book, bodies: &[(u64, Header, bool)]) -> u64 {
+    let says_all = |(offset, header, intact): &&(u64, Header, bool)| {
+        let bytes = if *intact { read_all(book, *offset, header) } else { None };
+        let mut rest = bytes.as_deref().and_then(|bytes| bytes.get(HEADER..)).unwrap_or_default();
+        while let Some(entry) = Entry::take(rest) {
+            if split_key(entry.key).is_some_and(|(kind, _, _)| kind == Kind::Meta) {
+                return true;
+            }
+            rest = &rest[entry.length..];
+        }
+        false
+    };
+    bodies.iter().rev().find(says_all).map_or(0, |(_, header, _)| header.sequence)
+}
+
 fn take_frame(
     book: &mut Book,
     state: &mut State,
-    offset: u64,
-    header: &Header,
+    (offset, header): (u64, &Header),
     intact: bool,
     commit: u64,
+    bad: &mut Vec<(Vec<u8>, Vec<u8>)>,
 ) {
     let sequence = header.sequence;
     book.sequence = sequence;
     book.draft_live = 0;
     if !intact {
-        tracing::error!(sequence, "a frame is broken; taking what passes its own check");
+        tracing::warn!(sequence, "a frame is not whole; taking what passes its own check");
     }
     let bytes = read_all(book, offset, header).unwrap_or_default();
     let mut at = HEADER;
@@ -114,12 +142,13 @@ fn take_frame(
             .body()
             .and_then(|body| take_entry(book, state, &entry, body, at, sequence > commit));
         if taken.is_none() {
-            book.damage.bad(entry.key, entry.value);
+            bad.push((entry.key.to_vec(), entry.value.to_vec()));
         }
         at += entry.length;
     }
     if at < bytes.len() || bytes.is_empty() {
-        book.damage.bad(&sequence.to_le_bytes(), bytes.get(at..).unwrap_or_default());
+        let rest = bytes.get(at..).unwrap_or_default();
+        bad.push((sequence.to_le_bytes().to_vec(), rest.to_vec()));
     }
     let (live, length) = (std::mem::take(&mut book.draft_live), header.frame_bytes());
     book.frames.push_back(Frame { sequence, offset: Some(offset), length, live, memory: None });

@@ -72,7 +72,7 @@ async fn block_makes_the_submitter_wait_until_delivery_makes_room() {
     put(&store, "a", 0..2).await;
     let writer = store.clone();
     let blocked = tokio::spawn(async move { put(&writer, "a", 2..3).await });
-    answered(&store, "a").await;
+    answered(&store).await;
     settle(&store).await;
     assert!(!blocked.is_finished(), "sink a is full");
     assert_eq!(waiting(&store, "b").await.len(), 1, "and sink b is not held up");
@@ -92,7 +92,7 @@ async fn a_submitter_that_gives_up_leaves_nothing_behind() {
     put(&store, "a", 0..1).await;
     let writer = store.clone();
     let blocked = tokio::spawn(async move { put(&writer, "a", 1..2).await });
-    answered(&store, "a").await;
+    answered(&store).await;
     blocked.abort();
     assert!(blocked.await.unwrap_err().is_cancelled());
     store.delivered("a", 1);

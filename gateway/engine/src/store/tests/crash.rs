@@ -136,7 +136,7 @@ async fn run(disk: &FakeDisk, seed: u64, told: &mut Told) -> Result<(), StoreErr
             progress: Some(progress(&(index as u64).to_le_bytes(), now.end, now.floor)),
             counts: vec![("rows".into(), step.rows)],
         };
-        store.submit(one).await?.await?;
+        commit_on(disk, &store, one).await?;
         told.durable = index + 1;
     }
     store.close().await

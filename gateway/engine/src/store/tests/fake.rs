@@ -64,6 +64,8 @@ struct Inner {
     fail_at: Option<(u64, io::ErrorKind)>,
     full: bool,
     crashed: bool,
+    /// Told when it crashes.
+    death: Arc<tokio::sync::Notify>,
 }
 
 /// The disk; clones are the same one.
@@ -89,6 +91,12 @@ impl FakeDisk {
         self.inner.lock().unwrap().full = full;
     }
 
+    /// Resolves when the disk has crashed.
+    pub(super) async fn death(&self) {
+        let death = Arc::clone(&self.inner.lock().unwrap().death);
+        death.notified().await;
+    }
+
     pub(super) fn operations(&self) -> u64 {
         self.inner.lock().unwrap().operations
     }
@@ -96,9 +104,10 @@ impl FakeDisk {
     /// What the power leaves behind when it goes now: nothing unsynced, or with `seed` any part
     /// of it, torn at 512 bytes.
     pub(super) fn power_cut(&self, seed: Option<u64>) -> FakeDisk {
-        let inner = self.inner.lock().unwrap();
+        // Not held while files are: a store that has not noticed yet holds one and asks for it.
+        let files = self.inner.lock().unwrap().files.clone();
         let mut dice = seed.map(|seed| Dice(seed | 1));
-        let files = inner.files.iter().map(|(name, file)| {
+        let files = files.iter().map(|(name, file)| {
             let file = file.lock().unwrap();
             let mut device = file.device.clone();
             for change in &file.dirty {
@@ -135,6 +144,12 @@ impl FakeDisk {
         file.dirty.clear();
     }
 
+    /// Puts a file on the device.
+    pub(super) fn place(&self, name: &str, bytes: &[u8]) {
+        let (device, cache) = (bytes.to_vec(), bytes.to_vec());
+        self.put(name, FakeFile { device, cache, dirty: Vec::new() });
+    }
+
     /// Removes a file from the device.
     pub(super) fn forget(&self, name: &str) {
         self.inner.lock().unwrap().files.remove(name).unwrap();
@@ -145,6 +160,7 @@ impl FakeDisk {
         inner.operations += 1;
         inner.crashed |= inner.crash_at == Some(inner.operations);
         if inner.crashed {
+            inner.death.notify_one();
             return Err(io::Error::other("crashed"));
         }
         if inner.full && grows {

@@ -35,7 +35,7 @@ async fn run(disk: &FakeDisk, told: &mut Told) -> Result<(), StoreError> {
             progress: Some(progress(&step.to_le_bytes(), 2 * step + 2, replay_from(step))),
             ..Commit::default()
         };
-        store.submit(one).await?.await?;
+        commit_on(disk, &store, one).await?;
         told.commits = step + 1;
     }
     store.close().await
@@ -140,20 +140,33 @@ async fn f07_an_error_at_every_operation_is_survived_and_never_acknowledged_on_a
     assert!(refused_to_open > 0 && refused_to_open < operations, "{refused_to_open}");
 }
 
+/// P5, P6: on a dead disk nobody is told "durable", and what comes is delivered from memory until the
+/// bound of it is reached.
 #[tokio::test]
-async fn f07_a_dead_disk_fails_the_tickets_and_the_store() {
+async fn f07_a_dead_disk_is_an_alarm_and_delivery_goes_on_from_memory() {
     let disk = FakeDisk::default();
     let (store, _) = open(&disk).unwrap();
     put(&store, "a", 0..1).await;
     disk.crash_at(disk.operations() + 1);
     let outbox = vec![results("a", 1..2, 1)];
-    let refused = commit(&store, Commit { outbox, ..Commit::default() }).await;
-    assert!(matches!(refused, Err(StoreError::Failed(_))), "{refused:?}");
-    assert!(matches!(store.failed().await, StoreError::Failed(_)));
-    assert!(matches!(store.next("a", 1, 1, 1).await, Err(StoreError::Failed(_))));
-    let stats = store.stats();
-    assert!(stats.failed && stats.last_error.is_some());
+    let mut ticket =
+        store.submit(Commit { wait: true, outbox, ..Commit::default() }).await.unwrap();
+    answered(&store).await;
+    assert!(futures::poll!(&mut ticket).is_pending(), "not durable, not told");
+    assert!(store.stats().stalled.is_some() && store.stats().last_error.is_some());
+    let next = store.next("a", 1, 10, 1_000).await.unwrap();
+    assert_eq!(bodies(&next), [1]);
+    store.delivered("a", 2);
+    // More than may be held: from then on commits stay in the queue.
+    for n in 2..60 {
+        let outbox = vec![OutboxRows { bodies: vec![Bytes::from(vec![7; 300_000])], ..results("a", n..n, 1) }];
+        drop(store.submit(Commit { wait: true, outbox, ..Commit::default() }).await.unwrap());
+        answered(&store).await;
+    }
+    let queued = store.stats().queue_len;
+    assert!((25..58).contains(&queued), "8 MiB are 27 of them: {queued}");
     assert!(store.close().await.is_err());
+    assert!(ticket.await.is_err());
 }
 
 /// F6: no room is no reason to exit; the next flush tries again.
@@ -165,16 +178,19 @@ async fn f06_a_full_disk_is_waited_out() {
     disk.set_full(true);
     let outbox = vec![large()];
     let ticket = store.submit(Commit { wait: true, outbox, ..Commit::default() }).await.unwrap();
-    answered(&store, "a").await;
-    assert_eq!(bodies(&waiting(&store, "a").await), [0, 1], "reading goes on");
-    assert!(store.stats().last_error.is_some());
+    answered(&store).await;
+    let readable: Vec<usize> =
+        waiting(&store, "a").await.iter().map(|row| row.body.len()).collect();
+    assert_eq!(readable, [1, 1, 300_000], "reading goes on, also of what is only in memory");
+    assert!(store.stats().stalled.is_some());
     store.delivered("a", 1);
     store.flush();
-    answered(&store, "a").await;
+    answered(&store).await;
     assert!(!store.stats().failed);
     disk.set_full(false);
     store.flush();
     ticket.await.unwrap();
+    assert_eq!(store.stats().stalled, None);
     let left = waiting(&store, "a").await;
     assert_eq!((&left[0].body[..], left[1].body.len(), left.len()), (&b"1"[..], 300_000, 2));
 }
@@ -191,10 +207,10 @@ async fn f06_what_came_while_the_disk_was_full_is_committed_at_the_close() {
     disk.set_full(true);
     let outbox = vec![large()];
     let first = store.submit(Commit { wait: true, outbox, ..Commit::default() }).await.unwrap();
-    answered(&store, "a").await;
+    answered(&store).await;
     let outbox = vec![results("a", 3..4, 1)];
     let second = store.submit(Commit { wait: true, outbox, ..Commit::default() }).await.unwrap();
-    answered(&store, "a").await;
+    answered(&store).await;
     assert_eq!(store.stats().commits, 0);
     disk.set_full(false);
     store.close().await.unwrap();

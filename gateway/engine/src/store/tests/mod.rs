@@ -6,9 +6,11 @@ mod encoding;
 mod fake;
 mod faults;
 mod flow;
+mod keeping;
 mod kill;
 mod relayout;
 mod rot;
+mod upgrade;
 
 use std::sync::Arc;
 
@@ -106,6 +108,16 @@ async fn commit(store: &Store, commit: Commit) -> Result<(), StoreError> {
     store.submit(Commit { wait: true, ..commit }).await?.await
 }
 
+/// Submits a commit and waits until it is durable, or until the disk is dead: then nobody will ever
+/// be told.
+async fn commit_on(disk: &FakeDisk, store: &Store, commit: Commit) -> Result<(), StoreError> {
+    tokio::select! {
+        biased;
+        outcome = async { store.submit(commit).await?.await } => outcome,
+        () = disk.death() => Err(StoreError::Closed),
+    }
+}
+
 /// Stores results for one sink, durably.
 async fn put(store: &Store, sink: &str, numbers: std::ops::Range<u64>) {
     let outbox = vec![results(sink, numbers, 1)];
@@ -143,7 +155,7 @@ async fn open_rows(store: &Store, sink: &str) -> Vec<OutboxRow> {
             biased;
             more = store.next(sink, after, 7, 1 << 20) => more.unwrap(),
             // What cannot be read at the end is passed over, and `next` would wait for more.
-            () = answered(store, sink) => break,
+            () = answered(store) => break,
         };
         after = more.last().unwrap().position;
         all.extend(more);
@@ -152,9 +164,9 @@ async fn open_rows(store: &Store, sink: &str) -> Vec<OutboxRow> {
 }
 
 /// Resolves after the store has answered three questions that were asked after those before.
-async fn answered(store: &Store, sink: &str) {
+async fn answered(store: &Store) {
     for _ in 0..3 {
-        store.rejected(sink, 1).await.unwrap();
+        store.alive().await.unwrap();
         tokio::task::yield_now().await;
     }
 }

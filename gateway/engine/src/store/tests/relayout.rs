@@ -62,7 +62,7 @@ async fn a_new_sink_wakes_its_reader_and_an_old_one_goes_on_waiting() {
     let old = tokio::spawn(async move { bodies(&reader.next("a", 0, 9, 999).await.unwrap()) });
     let reader = store.clone();
     let gone = tokio::spawn(async move { reader.next("b", 0, 9, 999).await });
-    answered(&store, "a").await;
+    answered(&store).await;
     let both = Layout { tables: vec![], sinks: vec![sink("a"), sink("c")] };
     store.relayout(both, NO_BOUND).await.unwrap();
     assert!(matches!(gone.await.unwrap(), Err(StoreError::Unknown(_))), "its sink is gone");

@@ -1,0 +1,186 @@
+//! What is kept and for whom: two lanes, pauses, dead letters, history, priorities, counters, shelves.
+
+use super::*;
+use crate::store::Lanes;
+
+fn seqs(rows: &[OutboxRow]) -> Vec<u64> {
+    rows.iter().map(|row| row.seq).collect()
+}
+
+/// P10: a live lane passes the backlog, each in order with its own contiguous cursor, across a restart,
+/// and both end as one.
+#[tokio::test]
+async fn p10_a_live_lane_passes_the_backlog_and_both_end_as_one() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    assert_eq!(store.split("a").await.unwrap(), None, "nothing waits");
+    put(&store, "a", 0..6).await;
+    let lanes = store.split("a").await.unwrap().unwrap();
+    assert_eq!(lanes, Lanes { split: 6, live: 6 });
+    put(&store, "a", 6..10).await;
+    assert_eq!(store.split("a").await.unwrap(), Some(lanes), "there is one already");
+    assert_eq!(seqs(&store.next("a", 6, 3, 1_000).await.unwrap()), [6, 7, 8]);
+    assert_eq!(seqs(&store.next("a", 0, 3, 1_000).await.unwrap()), [0, 1, 2]);
+    store.delivered_live("a", 8);
+    store.delivered("a", 2);
+    settle(&store).await;
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.records, backlog.delivered, backlog.bytes), (6, 4, 6 * 5));
+    assert_eq!((store.cursor("a"), store.lanes("a")), (2, Some(Lanes { split: 6, live: 8 })));
+    store.close().await.unwrap();
+
+    let (store, _) = open(&disk).unwrap();
+    assert_eq!(store.lanes("a"), Some(Lanes { split: 6, live: 8 }));
+    assert_eq!(seqs(&waiting(&store, "a").await), [2, 3, 4, 5, 8, 9], "what is ahead is settled");
+    store.reject("a", 9, "no");
+    store.delivered("a", 6);
+    settle(&store).await;
+    let backlog = store.backlog("a");
+    assert_eq!((store.lanes("a"), store.cursor("a")), (None, 9));
+    assert_eq!((backlog.delivered, backlog.rejected, backlog.records, backlog.lost), (8, 1, 1, 0));
+    store.delivered_live("a", 10);
+    settle(&store).await;
+    assert_eq!((store.cursor("a"), store.backlog("a").records), (10, 0), "one lane again");
+}
+
+#[tokio::test]
+async fn what_a_bound_drops_of_a_backlog_ends_its_lane() {
+    let disk = FakeDisk::default();
+    let bounded = SinkLayout { max_records: Some(6), ..sink("a") };
+    let layout = Layout { sinks: vec![bounded, sink("b")], ..layout() };
+    let (store, _) = open_with(&disk, &options(), layout).unwrap();
+    put(&store, "a", 0..4).await;
+    store.split("a").await.unwrap();
+    put(&store, "a", 4..6).await;
+    store.delivered_live("a", 5);
+    settle(&store).await;
+    // Five wait; five more are four too many: the whole backlog.
+    put(&store, "a", 6..11).await;
+    assert_eq!(seqs(&waiting(&store, "a").await), [5, 6, 7, 8, 9, 10]);
+    assert_eq!(notices(&store, "a").await, [(5, 0, 3)]);
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.lanes, backlog.dropped, backlog.delivered), (None, 4, 1));
+}
+
+#[tokio::test]
+async fn a_pause_survives_a_restart() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    store.pause("a", true).await.unwrap();
+    let cut = disk.power_cut(None);
+    let (store, _) = open(&cut).unwrap();
+    assert_eq!((store.backlog("a").paused, store.backlog("b").paused), (true, false));
+    store.pause("a", false).await.unwrap();
+    assert!(!store.backlog("a").paused);
+    let refused = store.pause("nobody", true).await;
+    assert!(matches!(refused, Err(StoreError::Unknown(_))), "{refused:?}");
+}
+
+/// P12: a dead letter comes back under its id, or goes for good; nothing of it is counted twice.
+#[tokio::test]
+async fn p12_dead_letters_are_driven_again_or_dropped_and_stay_across_restarts() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..5).await;
+    for position in [1, 2, 3] {
+        store.reject("a", position, "too large");
+    }
+    settle(&store).await;
+    assert_eq!((store.backlog("a").letters, store.backlog("a").rejected), (3, 3));
+    assert_eq!(store.redrive("a", vec![2, 77]).await.unwrap(), 1);
+    assert_eq!(seqs(&waiting(&store, "a").await), [3, 4, 1], "at the end, under its old id");
+    assert_eq!(store.discard("a", vec![1]).await.unwrap(), 1);
+    store.close().await.unwrap();
+    let (store, _) = open(&disk).unwrap();
+    let left = store.rejected("a", 9).await.unwrap();
+    assert_eq!((left.len(), left[0].row.seq, &*left[0].reason), (1, 2, "too large"));
+    assert_eq!(store.redrive("a", vec![]).await.unwrap(), 1);
+    assert_eq!(seqs(&waiting(&store, "a").await), [3, 4, 1, 2]);
+    assert_eq!((store.backlog("a").letters, store.stats().held_bytes), (0, 4 * 5 + 5 + 5));
+    let cut = disk.power_cut(None);
+    let (store, _) = open(&cut).unwrap();
+    assert_eq!(store.rejected("a", 9).await.unwrap(), []);
+}
+
+/// Rows stay readable as history for as long as the table says, whoever has passed them.
+#[tokio::test]
+async fn history_keeps_rows_that_every_reader_has_passed() {
+    let disk = FakeDisk::default();
+    let mut with_history = layout();
+    with_history.tables[0].history_us = Some(100);
+    let (store, _) = open_with(&disk, &options(), with_history.clone()).unwrap();
+    for (start, accepted) in [(0, 1_000), (2, 1_050), (4, 1_120)] {
+        let rows = vec![LogRows { accepted, ..log_rows(start..start + 2) }];
+        let progress = Some(progress(b"", start + 2, start + 2));
+        commit(&store, Commit { rows, progress, ..Commit::default() }).await.unwrap();
+    }
+    assert_eq!(logged(&store, 0).await, [0, 1, 2, 3, 4, 5], "without a clock nothing is old");
+    store.expire(1_140);
+    settle(&store).await;
+    assert_eq!(logged(&store, 0).await, [2, 3, 4, 5], "1,000 is 140 old");
+    store.close().await.unwrap();
+    let (store, _) = open_with(&disk, &options(), with_history).unwrap();
+    assert_eq!(logged(&store, 0).await, [2, 3, 4, 5]);
+    store.expire(1_300);
+    settle(&store).await;
+    assert!(logged(&store, 0).await.is_empty(), "they are needed by nobody");
+}
+
+/// P7: alarms leave last.
+#[tokio::test]
+async fn p07_sinks_of_a_lower_priority_give_way_first() {
+    let disk = FakeDisk::default();
+    let alarms = SinkLayout { priority: 1, ..sink("alarms") };
+    let layout = Layout { sinks: vec![alarms, sink("a"), sink("b")], ..layout() };
+    let small = StoreOptions { max_bytes: 100, ..options() };
+    let (store, _) = open_with(&disk, &small, layout).unwrap();
+    put(&store, "a", 0..2).await;
+    put(&store, "alarms", 0..10).await;
+    put(&store, "alarms", 0..9).await;
+    // 10 + 50 + 45 = 105: one row of a goes, though alarms hold most.
+    assert_eq!((store.backlog("a").dropped, store.backlog("alarms").dropped), (1, 0));
+    put(&store, "alarms", 0..3).await;
+    assert_eq!((store.backlog("a").records, store.backlog("alarms").dropped), (0, 2));
+}
+
+#[tokio::test]
+async fn counters_grow_with_their_commits() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    for n in 1..=40 {
+        let counts = vec![("source/x/read".into(), n), ("source/x/lost".into(), 1)];
+        commit(&store, Commit { counts, ..Commit::default() }).await.unwrap();
+    }
+    let cut = disk.power_cut(None);
+    let (store, _) = open(&cut).unwrap();
+    assert_eq!(store.counts(), [("source/x/lost".into(), 40), ("source/x/read".into(), 820)]);
+    assert_eq!((store.count("source/x/read"), store.count("nothing")), (820, 0));
+}
+
+/// A backlog that is larger than the ring goes to shelves, comes back in order, and gives its room
+/// back; the ring of the other sink goes on.
+#[tokio::test]
+async fn a_backlog_of_many_rings_lies_on_shelves_and_its_room_comes_back() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    let body = |n: u64| Bytes::from(format!("{n:>1000}"));
+    for n in 0..400 {
+        let outbox = vec![OutboxRows { bodies: vec![body(n)], ..results("a", n..n + 1, 1) }];
+        commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+        store.delivered("b", n);
+    }
+    let shelves = |disk: &FakeDisk| disk.names().iter().filter(|n| n.contains("shelf")).count();
+    assert!(shelves(&disk) > 0);
+    let verified = store.verify().await.unwrap();
+    assert_eq!((verified.rows, verified.corrupt_rows), (400, 0));
+    let cut = disk.power_cut(None);
+    let (store, _) = open(&cut).unwrap();
+    let rows = waiting(&store, "a").await;
+    assert_eq!(seqs(&rows), (0..400).collect::<Vec<_>>());
+    assert!(rows.iter().all(|row| row.body == body(row.seq)));
+    store.delivered("a", 400);
+    settle(&store).await;
+    answered(&store).await;
+    assert_eq!(shelves(&cut), 0, "nothing is needed of them");
+    assert_eq!(store.stats().held_bytes, 5);
+}
