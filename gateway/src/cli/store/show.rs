@@ -151,8 +151,12 @@ fn figures(contents: &StoreContents) {
     tell("stored values that failed", status.corrupt_records.to_string());
     tell("rows lost by them", status.corrupt_rows.to_string());
     tell("last error", or_none(status.last_error.as_ref()));
-    let closed = if recovery.clean || recovery.created { "in order" } else { "by a crash" };
-    tell("closed the last time", closed.to_owned());
+    let closed = match (recovery.created, recovery.clean) {
+        (true, _) => "made anew",
+        (false, true) => "closed in order",
+        (false, false) => "not closed: a crash, or a power cut",
+    };
+    tell("before the start", closed.to_owned());
     tell("damaged file moved to", or_none(recovery.quarantined.as_ref()));
     tell("upgraded from format", or_none(recovery.upgraded_from));
     if !recovery.progress_lost.is_empty() {
