@@ -1,14 +1,15 @@
-//! Faults F25 and F26: a gateway in 128 MB of memory, and with 64 open files.
+//! Faults F25 and F26: a gateway in 128 MB of memory, with 64 open files, and with files that may
+//! not grow.
 //!
 //! It does its work within the memory that a small board has. Where it has no file left for another
-//! visitor, the visitor waits and the plant does not.
+//! visitor, the visitor waits and the plant does not. A file that may not grow is a full disk.
 
 use std::fs;
 use std::net::TcpStream;
 use std::path::PathBuf;
 
 use crate::harness::broker::Broker;
-use crate::harness::gateway::{Gateway, count, head, part};
+use crate::harness::gateway::{Gateway, ask, count, head, part};
 use crate::harness::subscriber::Subscriber;
 use crate::harness::{Scratch, command, free_port, program, say, secs, soak, tidegate, wait_until};
 
@@ -145,4 +146,26 @@ fn f26_sixty_four_open_files() {
     assert_eq!(part(&status["ledger"], "sources", "source")["refused"], serde_json::json!({}));
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
     assert_eq!(gateway.stop().code, Some(0));
+}
+
+#[test]
+fn f26_files_that_may_not_grow() {
+    let scratch = Scratch::new("fsize");
+    let config = plain(&scratch, free_port(), 50, 4_000);
+    let mut limited = command(program("prlimit"));
+    // Above any file that is made in advance, below what ten seconds of load need.
+    limited.args(["--fsize=20000000", "--"]).arg(tidegate());
+    let path = scratch.file("tidegate.yaml", &config);
+    let mut gateway = Gateway::start_by(&scratch, limited, &path, &[]);
+    gateway.wait_up();
+    let seconds = 20.0;
+    gateway.wait_status("load beyond the limit", secs(60), |status| {
+        (status["gateway"]["uptime_s"].as_f64()? >= seconds).then_some(())
+    });
+    let read = count(&gateway.status()["ledger"], "sources", "source", "read");
+    assert!(read >= 9_000, "{read} rows of 4 kB");
+    assert_eq!(ask(&gateway.socket(), "GET /healthz").expect("an answer").0, 200);
+    assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
+    let stopped = gateway.stop();
+    assert!(stopped.took <= secs(5), "{stopped:?}");
 }

@@ -1,5 +1,5 @@
-//! Faults F1, F4 and F7, at each system call that touches the store's files: killed there,
-//! killed again while it recovers, or refused for an error of the device.
+//! Faults F1, F4, F6 and F7, at each system call that touches the store's files: killed there,
+//! killed again while it recovers, refused for an error of the device or for want of room.
 //!
 //! A driver commits, one commit after the other, and says of each when the store has promised it.
 //! Afterwards the store must open, hold everything that was promised and at most one commit more,
@@ -173,4 +173,12 @@ fn f07_an_error_of_the_device_is_never_taken_for_success() {
     assert!(through > 0, "no write failed after the store was open");
     let (points, through) = failing(READS, 8, |number| format!("error=EIO:when={number}"));
     say(format_args!("F7: EIO at {points} reads, {through} runs went through"));
+}
+
+#[test]
+fn f06_no_room_for_a_while() {
+    let writes = ["pwrite64", "pwritev", "write", "ftruncate", "fallocate"];
+    let (points, through) =
+        failing(&writes, 10, |number| format!("error=ENOSPC:when={number}..{}", number + 6));
+    say(format_args!("F6: ENOSPC for seven calls from {points} calls on, {through} went through"));
 }

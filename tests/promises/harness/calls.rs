@@ -42,6 +42,29 @@ pub(crate) const CHANGES: &[&str] = &[
     "write",
     "writev",
 ];
+/// What only files take, so that it can be refused whichever file it is.
+pub(crate) const FILE_CHANGES: &[&str] = &[
+    "copy_file_range",
+    "fallocate",
+    "fdatasync",
+    "fsync",
+    "ftruncate",
+    "link",
+    "linkat",
+    "mkdir",
+    "mkdirat",
+    "pwrite64",
+    "pwritev",
+    "pwritev2",
+    "rename",
+    "renameat",
+    "renameat2",
+    "rmdir",
+    "sync_file_range",
+    "truncate",
+    "unlink",
+    "unlinkat",
+];
 /// Whatever reads a file.
 pub(crate) const READS: &[&str] = &["pread64", "preadv", "read", "readv"];
 

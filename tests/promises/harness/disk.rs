@@ -5,6 +5,7 @@
 //! root in `/proc`. Where mounting is not permitted there is no disk, and the test says so.
 
 use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
@@ -119,6 +120,13 @@ impl Disk {
         source.trim().strip_prefix("/dev/").expect("a device").to_owned()
     }
 
+    /// Makes the file system find an error in itself: it is read-only from then on, as a worn
+    /// flash's is. (A plain remount is refused while a file is open for writing.)
+    pub(crate) fn fail(&self) {
+        let path = format!("/sys/fs/ext4/{}/trigger_fs_error", self.device());
+        File::options().write(true).open(path).expect("ext4").write_all(b"1").expect("ext4");
+    }
+
     /// Bytes that reached the device so far, journal and metadata included.
     pub(crate) fn written(&self) -> u64 {
         // Documentation/block/stat.rst: the seventh field, in sectors of 512 bytes.
@@ -131,6 +139,25 @@ impl Disk {
     /// Writes what the system holds back to the device.
     pub(crate) fn sync(&self) {
         self.must(&["sync", "-f", &text(&self.at)]);
+    }
+
+    /// Takes all room that is left, but for `spare` bytes, by a file beside the store.
+    pub(crate) fn fill(&self, spare: u64) {
+        let path = self.path.join("filler");
+        let mut file = File::options().create(true).append(true).open(&path).expect("a file");
+        let block = [0xA5; 4096];
+        let full = std::iter::repeat_with(|| file.write_all(&block)).find_map(Result::err);
+        let full = full.expect("a disk with an end");
+        assert_eq!(full.kind(), ErrorKind::StorageFull, "{full}");
+        let length = file.metadata().expect("a file").len();
+        file.set_len(length.saturating_sub(spare)).expect("a shorter file");
+        file.sync_all().expect("a disk");
+    }
+
+    /// Bytes that are free.
+    pub(crate) fn free(&self) -> u64 {
+        let free = rustix::fs::statvfs(&self.path).expect("a file system");
+        free.f_bavail * free.f_frsize
     }
 }
 
