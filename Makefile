@@ -9,7 +9,7 @@ optional = if cargo $(1) --version >/dev/null 2>&1; then cargo $(2); \
 	else echo "SKIPPED: cargo $(1) is not installed"; fi
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test check bless bench
+.PHONY: help demo setup test check bless bench soak
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -33,3 +33,7 @@ bless: ## write generated files anew that tests compare
 
 bench: ## figures beside their baselines, in target/bench/results.jsonl (the build takes about 15 minutes, the run about 15)
 	cargo run --profile dist -- bench $(NAMES)
+
+soak: setup ## the long forms of the tests that break, fill and wear the disk (a release build, then hours)
+	cargo build --release --workspace --bins
+	TIDEGATE_SOAK=1 cargo test --release --workspace --test promises -- --test-threads 4 ::f0 ::f10 ::f25 ::f26 ::a52

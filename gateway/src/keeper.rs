@@ -176,15 +176,6 @@ impl Keeper for StoreKeeper {
             let redriven = keeper.store.redrive(&sink, letters.positions).await;
             let records = redriven.map_err(|e| refusal(&e))?;
             if records > 0 {
-                let counts = vec![(ledger::redriven(&sink), records)];
-                let commit = Commit { wait: true, counts, ..Commit::default() };
-                keeper
-                    .store
-                    .submit(commit)
-                    .await
-                    .map_err(|e| refusal(&e))?
-                    .await
-                    .map_err(|e| refusal(&e))?;
                 tracing::info!(sink, records, "dead letters are put back into the outbox");
             }
             Ok(Records { records })

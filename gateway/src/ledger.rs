@@ -71,11 +71,6 @@ pub fn results(sink: &str) -> Arc<str> {
     format!("sink/{sink}/results").into()
 }
 
-/// The counter of the dead letters that were put back there.
-pub fn redriven(sink: &str) -> Arc<str> {
-    format!("sink/{sink}/redriven").into()
-}
-
 /// How all keys of sources begin.
 const SOURCES: &str = "source/";
 

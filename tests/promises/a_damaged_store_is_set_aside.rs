@@ -39,16 +39,34 @@ sinks:
     )
 }
 
-/// The store's files, without the lock and the socket.
+/// The store's files that hold something, without the lock, the socket and the reserve.
 fn files(scratch: &Scratch) -> Vec<PathBuf> {
     let entries = fs::read_dir(scratch.join("store")).expect("the store's folder");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
-    paths.retain(|path| path.is_file() && fs::metadata(path).expect("a file").len() > 4096);
+    paths.retain(|path| path.is_file() && written(&fs::read(path).expect("a file")) > 4096);
+    paths.sort();
     paths
 }
 
-/// Fills a store, damages its file, and starts again. Returns the log of all starts.
+/// Bytes up to the last one that is not zero: what was ever written of a file.
+fn written(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1)
+}
+
+/// Fills a store, damages one of its files, and starts again, for each file. All logs.
 fn damaged(name: &str, damage: impl Fn(&mut Vec<u8>)) -> String {
+    let mut logs = String::new();
+    let mut file = 0;
+    while let Some(log) = damaged_file(name, file, &damage) {
+        logs.push_str(&log);
+        file += 1;
+    }
+    assert!(file >= 2, "a ring and a tree at least");
+    logs
+}
+
+/// The same for the nth file, if there are so many.
+fn damaged_file(name: &str, file: usize, damage: impl Fn(&mut Vec<u8>)) -> Option<String> {
     let scratch = Scratch::new(name);
     let config = config(&scratch, free_port());
     let work = |gateway: &mut Gateway| {
@@ -61,7 +79,8 @@ fn damaged(name: &str, damage: impl Fn(&mut Vec<u8>)) -> String {
     let mut gateway = Gateway::start(&scratch, &config);
     work(&mut gateway);
     gateway.kill();
-    let [store] = &files(&scratch)[..] else { panic!("not one file: {:?}", files(&scratch)) };
+    let files = files(&scratch);
+    let store = files.get(file)?;
     let mut bytes = fs::read(store).expect("the store");
     damage(&mut bytes);
     fs::write(store, bytes).expect("the store");
@@ -76,12 +95,12 @@ fn damaged(name: &str, damage: impl Fn(&mut Vec<u8>)) -> String {
     for record in &records {
         assert_eq!(record.int("proof"), record.int("n") * 7 + 3, "{}", record.text);
     }
-    log
+    Some(log)
 }
 
 #[test]
 fn a51_a_cut_file() {
-    let log = damaged("cut", |bytes| bytes.truncate(bytes.len() / 2));
+    let log = damaged("cut", |bytes| bytes.truncate(written(bytes) / 2));
     assert!(log.contains("WARN") || log.contains("ERROR"), "it is said:\n{log}");
 }
 
@@ -93,10 +112,10 @@ fn a51_an_overwritten_head() {
 
 #[test]
 fn a51_bits_that_flipped() {
-    for round in 0..4_usize {
+    for round in 0..2_usize {
         damaged("bits", |bytes| {
             // One bit in each sixteenth of the file, each round at other places.
-            let step = bytes.len() / 16;
+            let step = written(bytes) / 16;
             for part in 0..16 {
                 bytes[part * step + (round * 1_237 + part * 397) % step] ^= 1 << (part % 8);
             }
@@ -122,7 +141,12 @@ fn a51_a_record_that_changed_is_not_delivered() {
         (count(status, "sinks", "nobody", "buffered_records") >= 1_000).then_some(())
     });
     assert_eq!(gateway.stop().code, Some(0));
-    let [store] = &files(&scratch)[..] else { panic!("not one file: {:?}", files(&scratch)) };
+    let in_plain_text = |path: &&PathBuf| {
+        let bytes = fs::read(path).expect("a file");
+        bytes.windows(8).filter(|window| *window == b"\"proof\":").count() > 500
+    };
+    let files = files(&scratch);
+    let store = files.iter().find(in_plain_text).expect("a file with records");
     let mut bytes = fs::read(store).expect("the store");
     for nth in [100, 300, 500] {
         falsify(&mut bytes, b"\"proof\":", nth);

@@ -1,7 +1,7 @@
 //! The promises of Tidegate, tried from outside: the real binary, real sockets and files, and
 //! programs that are not ours (mosquitto, pymodbus). One module for each promise.
 //!
-//! Nothing here links our own crates, and no expected value comes from our own encoder. The binary
+//! Nothing here uses our own crates, and no expected value comes from our own encoder. The binary
 //! is `TIDEGATE_BIN`, or `tidegate` beside this test's folder (`cargo test --workspace` builds it).
 
 #![expect(
@@ -16,8 +16,10 @@ mod a_backlog_keeps_to_its_rate;
 mod a_change_touches_only_what_differs;
 mod a_configuration_that_fails_is_undone;
 mod a_damaged_store_is_set_aside;
+mod a_full_disk_stops_nobody;
 mod a_hung_part_is_restarted;
 mod a_paused_sink_waits_over_restarts;
+mod a_read_only_disk_is_an_alarm;
 mod a_silent_unit_leaves_the_others_their_rate;
 mod a_store_that_cannot_be_opened_is_no_crash_loop;
 mod bad_input_is_one_clear_message;
@@ -26,12 +28,16 @@ mod cold_start_without_broker;
 mod demo_loses_nothing;
 mod dependencies_stay_as_decided;
 mod examples_check_and_their_tests_pass;
+mod failing_syncs_lie_to_nobody;
 mod file_sink_lines_are_whole;
+mod flash_wears_slowly;
 mod full_outboxes_do_what_was_asked;
 mod keeps_polling_while_uplink_is_down;
+mod little_room_is_enough;
 mod log_levels_go_back_by_themselves;
 mod mqtt_input_survives_what_comes;
 mod no_duplicates_without_faults;
+mod nothing_is_lost_in_the_long_run;
 mod qos1_input_is_not_throttled;
 mod reads_a_foreign_modbus_server;
 mod refused_records_can_be_sent_again;
@@ -42,4 +48,6 @@ mod survives_kill_9;
 mod the_ledger_survives_kill_9;
 mod the_service_executes_nothing;
 mod the_store_can_be_looked_at;
+mod the_store_survives_each_system_call;
+mod the_store_survives_power_cuts;
 mod windows_follow_event_time;

@@ -123,18 +123,18 @@ impl GatewayStatus {
     /// What was put into an outbox, and what became of it: of one instant, though a commit may land
     /// between two looks.
     fn sink_totals(&self, name: &str) -> (u64, Backlog) {
-        let (results, redriven) = (ledger::results(name), ledger::redriven(name));
-        let put = || self.store.count(&results) + self.store.count(&redriven);
-        let mut before = put();
+        let results = ledger::results(name);
+        let mut before = self.store.count(&results);
         for _ in 0..LOOKS_MAX {
             let backlog = self.store.backlog(name);
-            let after = put();
+            let after = self.store.count(&results);
             if after == before {
-                return (after, backlog);
+                return (after + backlog.redriven, backlog);
             }
             before = after;
         }
-        (before, self.store.backlog(name))
+        let backlog = self.store.backlog(name);
+        (before + backlog.redriven, backlog)
     }
 }
 

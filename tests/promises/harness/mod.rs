@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) mod broker;
+pub(crate) mod calls;
+pub(crate) mod disk;
+pub(crate) mod driver;
 pub(crate) mod gate;
 pub(crate) mod gateway;
 pub(crate) mod meter;
@@ -56,6 +60,17 @@ pub(crate) fn setting(name: &str, default: u64) -> u64 {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")),
         Err(_) => default,
     }
+}
+
+/// Whether the long form of each test is asked for (`make soak`).
+pub(crate) fn soak() -> bool {
+    std::env::var_os("TIDEGATE_SOAK").is_some_and(|value| value != "0")
+}
+
+/// Says something that is to be seen also where the test passes: a figure, or that it was skipped.
+pub(crate) fn say(words: std::fmt::Arguments<'_>) {
+    // Not by `eprintln`, which the test harness keeps to itself.
+    writeln!(std::io::stderr(), "{words}").expect("standard error");
 }
 
 /// A folder of its own for each test; removed at the end, kept where the test failed.

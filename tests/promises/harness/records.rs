@@ -38,6 +38,11 @@ impl Record {
         (gateway, epoch.parse().expect("an epoch"), stream, seq.parse().expect("a number"))
     }
 
+    /// Whether it only says that records are missing (`{"gap": …}`).
+    pub(crate) fn is_gap(&self) -> bool {
+        !self.body["gap"].is_null()
+    }
+
     /// The stream that it is from.
     pub(crate) fn stream(&self) -> &str {
         self.id().split('/').nth(2).unwrap_or_else(|| panic!("the id `{}`", self.id()))

@@ -260,6 +260,8 @@ pub struct Backlog {
     pub rejected: u64,
     /// Rows that could not be read back.
     pub lost: u64,
+    /// Dead letters that were put back into the outbox, and count again since.
+    pub redriven: u64,
     /// Notices of missing rows that wait; see [`Gap`].
     pub gaps: u64,
     /// Dead letters that are kept.

@@ -302,6 +302,8 @@ pub(super) struct SinkState {
     pub(super) expired: u64,
     pub(super) rejected: u64,
     pub(super) lost: u64,
+    /// Dead letters that were put back.
+    pub(super) redriven: u64,
     /// Notices that wait, those of `front` among them.
     pub(super) gaps: u64,
     pub(super) letters: u64,
@@ -323,6 +325,7 @@ impl Default for SinkState {
             expired: 0,
             rejected: 0,
             lost: 0,
+            redriven: 0,
             gaps: 0,
             letters: 0,
             letter_bytes: 0,
@@ -361,6 +364,7 @@ impl SinkState {
             self.expired,
             self.rejected,
             self.lost,
+            self.redriven,
             self.gaps,
             self.letters,
             self.letter_bytes,
@@ -399,6 +403,7 @@ impl SinkState {
             expired: reader.u64()?,
             rejected: reader.u64()?,
             lost: reader.u64()?,
+            redriven: reader.u64()?,
             gaps: reader.u64()?,
             letters: reader.u64()?,
             letter_bytes: reader.u64()?,

@@ -460,6 +460,7 @@ impl Shared {
             expired: state.expired,
             rejected: state.rejected,
             lost: state.lost,
+            redriven: state.redriven,
             gaps: state.gaps,
             letters: state.letters,
             lanes: state.lanes,

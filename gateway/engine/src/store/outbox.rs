@@ -344,6 +344,7 @@ pub(super) fn redrive(
         chunk.add(book, sink, state, row);
     }
     chunk.put(book, sink);
+    state.redriven += positions.len() as u64;
     forget_letters(book, sink, state, &positions)
 }
 

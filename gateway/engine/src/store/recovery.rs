@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use redb::{Database, StorageBackend};
 
@@ -79,6 +80,8 @@ pub(super) fn open(
     let mut recovery = opening.recovery;
     recovery.corrupt_records = book.damage.records;
     recovery.unclaimed = unclaimed(&state, layout);
+    // Making a ring is no part of what commits cost.
+    book.files.traffic.written.store(0, Ordering::Relaxed);
     Ok(Opened { book, state, recovery })
 }
 

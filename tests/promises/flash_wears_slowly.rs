@@ -1,0 +1,98 @@
+//! Fault F10 and promise P8: bytes that reach the flash, for each byte that the store was given.
+//!
+//! The store lies on an ext4 of its own, and the block device counts: journal and metadata
+//! included. At 10,000 points a second, at 1,000, and with nothing to do at all.
+
+use crate::harness::disk::Disk;
+use crate::harness::gateway::{Gateway, head};
+use crate::harness::{Scratch, free_port, say, secs, soak};
+
+/// What a rate costs.
+struct Wear {
+    seconds: f64,
+    /// Bytes that the store was given, encoded.
+    given: u64,
+    /// Bytes that reached the device.
+    written: u64,
+}
+
+/// `rows` of ten points every 100 ms (none: not a device), into a 10 s window and on to a sink that is
+/// away, with commits every second.
+fn config(scratch: &Scratch, rows: u32) -> String {
+    let head = head(scratch).replace("200ms", "1s");
+    let points = (0..9).map(|n| {
+        format!("{{ name: p{n}, value: {{ sine: {{ amplitude: {n}.5, period: {}s }} }} }}", n + 3)
+    });
+    let points = points.collect::<Vec<_>>().join(", ");
+    let nobody = free_port();
+    if rows == 0 {
+        return head;
+    }
+    format!(
+        "{head}
+devices:
+  - name: source
+    driver: {{ generate: {{ every: 100ms, rows: {rows}, points: [ {{ name: n, value: {{ counter: {{}} }} }}, {points} ] }} }}
+streams:
+  - name: windows
+    from: [source]
+    window: {{ tumbling: {{ size: 10s }} }}
+    sql: SELECT count(*) AS c, avg(p1) AS a, max(p2) AS b, min(p3) AS d FROM source
+    to: [ {{ sink: nobody }} ]
+sinks: [ {{ name: nobody, driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{nobody}\" }} }} }} ]
+"
+    )
+}
+
+fn wear(rows: u32) -> Option<Wear> {
+    let scratch = Scratch::new("wear");
+    let disk = Disk::ext4(&scratch, 256)?;
+    disk.take_store(&scratch);
+    let mut gateway = Gateway::start(&scratch, &config(&scratch, rows));
+    gateway.wait_up();
+    // The start is no part of it: a store is made once.
+    let warm = secs(if soak() { 20 } else { 3 });
+    let look = |gateway: &mut Gateway, uptime: f64| {
+        gateway.wait_status("time to pass", secs(900), |status| {
+            let now = status["gateway"]["uptime_s"].as_f64()?;
+            (now >= uptime).then(|| (now, status["store"]["bytes_committed"].as_u64().unwrap_or(0)))
+        })
+    };
+    let (began, _) = look(&mut gateway, warm.as_secs_f64());
+    disk.sync();
+    let (before, (_, given_before)) = (disk.written(), look(&mut gateway, 0.0));
+    let (ended, given) = look(&mut gateway, began + if soak() { 600.0 } else { 20.0 });
+    disk.sync();
+    let written = disk.written() - before;
+    assert_eq!(gateway.stop().code, Some(0));
+    Some(Wear { seconds: ended - began, given: given - given_before, written })
+}
+
+#[test]
+fn f10_bytes_on_the_flash_for_each_byte() {
+    // Side by side: each has a disk of its own.
+    let costs = std::thread::scope(|scope| {
+        let threads = [0, 10, 100].map(|rows| (rows, scope.spawn(move || wear(rows))));
+        threads.map(|(rows, thread)| (rows, thread.join().expect("a gateway's thread")))
+    });
+    for (rows, cost) in costs {
+        let Some(Wear { seconds, given, written }) = cost else { continue };
+        let factor = written as f64 / given as f64;
+        let day = written as f64 / seconds * 86_400.0 / 1e6;
+        let rate = rows * 100;
+        if rows == 0 {
+            say(format_args!("F10: idle {seconds:.0} s: {written} bytes, {day:.1} MB a day"));
+            // The file system itself writes its superblock once in a while.
+            assert!(written <= 64 << 10, "{written} bytes while nothing happened");
+            continue;
+        }
+        say(format_args!(
+            "F10: {rate} points a second for {seconds:.0} s: {given} bytes given, {written} on the \
+             device, {factor:.2} for each, {day:.0} MB a day"
+        ));
+        let bar = if rate == 1_000 { 3.0 } else { 1.5 };
+        // A short run, perhaps beside many others, is held to three times as much.
+        let slack = if soak() { 1.0 } else { 3.0 };
+        assert!(factor <= bar * slack, "{factor:.2} at {rate} points a second");
+    }
+}
