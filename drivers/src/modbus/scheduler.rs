@@ -34,7 +34,7 @@ const SILENT_PAUSE_MAX: Duration = Duration::from_secs(30);
 enum Slot {
     Failed(Reason),
     /// Where the point's registers start in the cycle's bytes.
-    Registers(usize),
+    Registers(u32),
     Bit(bool),
 }
 
@@ -275,7 +275,8 @@ impl Scheduler {
                 // The first bit is the least significant of the first byte (specification 6.1).
                 Slot::Bit(data[offset / 8] >> (offset % 8) & 1 == 1)
             } else {
-                Slot::Registers(base + 2 * offset)
+                let at = u32::try_from(base + 2 * offset);
+                Slot::Registers(at.unwrap_or_else(|_| unreachable!("four address spaces")))
             };
         }
         if !self.refusals.is_empty() {
@@ -397,7 +398,7 @@ impl Scheduler {
                 Slot::Failed(reason) => rows.fail(column, reason),
                 Slot::Bit(bit) => self.decoders[column].decode_bit(bit, column, rows),
                 Slot::Registers(at) => {
-                    let decoder = &self.decoders[column];
+                    let (decoder, at) = (&self.decoders[column], at as usize);
                     let registers = &self.bytes[at..at + decoder.len()];
                     decoder.decode(registers, column, rows, &mut self.scratch);
                 }

@@ -97,7 +97,7 @@ impl ModbusSouth {
             delay: device.inter_request_delay.duration(),
             ready_at: None,
             name,
-            points: device.columns().into(),
+            points: device.points.columns(),
             period,
             timeout: device.timeout.duration(),
             scheduler: Scheduler::new(device),
