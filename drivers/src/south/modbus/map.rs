@@ -28,8 +28,9 @@ pub struct RegisterMap(Arc<Map>);
 impl RegisterMap {
     /// The column of each point, made once for all handles.
     pub fn columns(&self) -> Arc<[Point]> {
-        let column = |p: &ModbusPoint| {
-            Point { unit: p.unit.clone(), ..Point::new(p.name.as_str(), p.data_type()) }
+        let column = |p: &ModbusPoint| Point {
+            unit: p.unit.clone(),
+            ..Point::new(p.name.as_str(), p.data_type())
         };
         Arc::clone(self.0.columns.get_or_init(|| self.iter().map(column).collect()))
     }
@@ -97,7 +98,7 @@ mod tests {
     fn device(first: &str) -> ModbusDevice {
         serde_json::from_value(serde_json::json!({
             "link": "l",
-            "polls": [{ "name": "fast", "every": "1s" }, { "name": "slow", "every": "1min" }],
+            "polls": [{ "name": "fast", "every": "1s" }, { "name": "slow", "every": "1m" }],
             "points": [
                 { "name": first, "register": "holding", "address": 0, "type": "f32" },
                 { "name": "b", "register": "coil", "address": 7 },
