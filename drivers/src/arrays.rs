@@ -47,27 +47,25 @@ impl<A> Default for Ring<A> {
 }
 
 impl<A: Array + 'static> Ring<A> {
-    /// Makes a shared array of `array`, in the place of one that nobody uses any more.
+    /// Makes a shared array of `array`.
     fn share(&mut self, array: A) -> ArrayRef {
-        let used_again = match self.0.pop_front() {
-            None => Err(array),
-            Some(mut oldest) => match Arc::get_mut(&mut oldest) {
-                Some(place) => {
-                    *place = array;
-                    Ok(oldest)
-                }
-                None => {
-                    // One that is still held when the ring is full is held for long: forget it.
-                    if self.0.len() + 1 < KEPT_MAX {
-                        self.0.push_front(oldest);
-                    }
-                    Err(array)
-                }
-            },
-        };
-        let shared = used_again.unwrap_or_else(Arc::new);
+        let shared = self.fill_again(array).unwrap_or_else(Arc::new);
         self.0.push_back(Arc::clone(&shared));
         shared
+    }
+
+    /// Puts `array` in the place of the oldest one, where nobody uses that any more.
+    fn fill_again(&mut self, array: A) -> Result<Arc<A>, A> {
+        let Some(mut oldest) = self.0.pop_front() else { return Err(array) };
+        if let Some(place) = Arc::get_mut(&mut oldest) {
+            *place = array;
+            return Ok(oldest);
+        }
+        // One that is still held when the ring is full is held for long: forget it.
+        if self.0.len() + 1 < KEPT_MAX {
+            self.0.push_front(oldest);
+        }
+        Err(array)
     }
 }
 

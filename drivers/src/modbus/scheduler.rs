@@ -84,6 +84,15 @@ impl Refusal {
     }
 }
 
+/// A unit that answers nothing.
+#[derive(Debug, Clone, Copy, Default)]
+struct Silent {
+    /// For so many cycles in which it was asked.
+    cycles: u32,
+    /// Others on the link answer, and wait for its deadlines.
+    harms: bool,
+}
+
 /// What a cycle came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -114,11 +123,9 @@ pub(crate) struct Scheduler {
     answered: Option<Instant>,
     link_failed: bool,
     timeouts: u32,
-    silent_cycles: u32,
+    silent: Silent,
     /// When the last two cycles in which the unit was asked began.
     asked: [Option<Instant>; 2],
-    /// The unit is silent while others on the link answer.
-    harms: bool,
     /// Since when no cycle has brought any answer.
     unheard: Option<Instant>,
     /// Why values are missing while the unit is silent.
@@ -154,9 +161,8 @@ impl Scheduler {
             answered: None,
             link_failed: false,
             timeouts: 0,
-            silent_cycles: 0,
+            silent: Silent::default(),
             asked: [None; 2],
-            harms: false,
             unheard: None,
             silence: Reason::Timeout,
             probe: None,
@@ -273,7 +279,7 @@ impl Scheduler {
                     if let (Failure::Timeout(_), Work::Planned(index)) = (&failure, &work) {
                         self.quiet.missed(&self.plan[*index]);
                     }
-                    let was_silent = self.harms && self.answered.is_none();
+                    let was_silent = self.silent.harms && self.answered.is_none();
                     if was_silent || self.timeouts >= TIMEOUTS_MAX {
                         // Starts with another block next time, so that one which is never
                         // answered does not hide the others.
@@ -435,7 +441,7 @@ impl Scheduler {
     fn demote(&mut self, now: Instant, others: Option<Instant>) {
         let asked = self.timeouts > 0;
         if self.answered.is_some() {
-            (self.unheard, self.silent_cycles, self.harms, self.probe) = (None, 0, false, None);
+            (self.unheard, self.silent, self.probe) = (None, Silent::default(), None);
             return;
         }
         // A cycle in which a demoted unit was not asked says nothing new.
@@ -446,12 +452,12 @@ impl Scheduler {
         if self.link_failed {
             return;
         }
-        self.silent_cycles = self.silent_cycles.saturating_add(1);
+        self.silent.cycles = self.silent.cycles.saturating_add(1);
         // The requests of others were served between this unit's, or wait behind them.
-        self.harms = others.is_some_and(|at| self.asked[0].is_none_or(|asked| at >= asked));
-        if !self.harms {
+        self.silent.harms = others.is_some_and(|at| self.asked[0].is_none_or(|asked| at >= asked));
+        if !self.silent.harms {
             self.probe = None;
-        } else if self.silent_cycles >= SILENT_CYCLES {
+        } else if self.silent.cycles >= SILENT_CYCLES {
             let first = self.device.timeout.duration().saturating_mul(SILENT_SHARE);
             let longest = SILENT_PAUSE_MAX.max(first);
             let pause = self.probe.map_or(first, |(_, pause)| pause.saturating_mul(2));
