@@ -1,12 +1,13 @@
-"""A Modbus TCP client on pymodbus, to read our simulator with a client that is not ours.
+"""A Modbus client on pymodbus, to read our simulator with a client that is not ours.
 
-Usage: modbus_client.py PORT. Reads unit 1 three times and prints one JSON object a read.
+Usage: modbus_client.py PORT FRAMER, the framer being `socket` or `rtu`. Reads unit 1 three times and prints one JSON object a read.
 """
 
 import json
 import struct
 import sys
 
+from pymodbus import FramerType
 from pymodbus.client import ModbusTcpClient
 
 
@@ -26,6 +27,6 @@ def read(client: ModbusTcpClient) -> dict:
     }
 
 
-with ModbusTcpClient("127.0.0.1", port=int(sys.argv[1])) as modbus:
+with ModbusTcpClient("127.0.0.1", port=int(sys.argv[1]), framer=FramerType(sys.argv[2])) as modbus:
     for _ in range(3):
         print(json.dumps(read(modbus)), flush=True)

@@ -1,6 +1,7 @@
-"""A Modbus TCP plant on pymodbus, so that nothing the tests compare with comes from our own encoder.
+"""A Modbus plant on pymodbus, so that nothing the tests compare with comes from our own encoder.
 
-Usage: plant.py PORT. Port 0 takes a free one. Prints `listening PORT`; then obeys lines on standard input:
+Usage: plant.py PORT FRAMER. Port 0 takes a free one; the framer is `socket` for Modbus TCP, or `rtu` for RTU frames
+over TCP, as serial converters pass them on. Prints `listening PORT`; then obeys lines on standard input:
 
     freeze    the counter stays as it is from now on; prints `served N`, the last value that was read
     quit      ends (so does the end of standard input)
@@ -28,6 +29,7 @@ import asyncio
 import struct
 import sys
 
+from pymodbus import FramerType
 from pymodbus.server import ModbusTcpServer
 from pymodbus.simulator import DataType, SimData, SimDevice
 
@@ -112,7 +114,8 @@ class Silent(Plant):
 async def main() -> None:
     plant = Plant()
     units = [plant.device(1), Silent().device(2), Plant().device(3)]
-    server = ModbusTcpServer(units, address=("127.0.0.1", int(sys.argv[1])))
+    framer = FramerType(sys.argv[2])
+    server = ModbusTcpServer(units, framer=framer, address=("127.0.0.1", int(sys.argv[1])))
     await server.serve_forever(background=True)
     print("listening", server.transport.sockets[0].getsockname()[1], flush=True)
     loop = asyncio.get_running_loop()

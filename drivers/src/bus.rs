@@ -6,8 +6,7 @@
 //! queues up during an outage. Knows no points and no schedule.
 
 use std::convert::Infallible;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -85,14 +84,16 @@ fn assemble(name: &str, pacing: Pacing, connector: Box<dyn Connect>) -> (BusHand
     let (jobs_in, jobs) = mpsc::channel(QUEUE_REQUESTS_MAX);
     let (link, link_out) = watch::channel(LinkState::Connecting);
     let stats = Arc::new(Stats::default());
+    let heard = Arc::<Heard>::default();
     let handle = BusHandle {
         name: name.into(),
         jobs: jobs_in,
         state: link_out,
         stats: Arc::clone(&stats),
-        devices: Arc::default(),
+        heard: Arc::clone(&heard),
     };
     let owner = BusOwner {
+        heard,
         connector,
         pacing,
         jobs,
@@ -111,7 +112,7 @@ pub struct BusHandle {
     jobs: mpsc::Sender<Job>,
     state: watch::Receiver<LinkState>,
     stats: Arc<Stats>,
-    devices: Arc<AtomicUsize>,
+    heard: Arc<Heard>,
 }
 
 impl BusHandle {
@@ -150,15 +151,9 @@ impl BusHandle {
         Ok(answer)
     }
 
-    /// Counts a device in, until the guard is dropped.
-    pub(crate) fn join(&self) -> Membership {
-        self.devices.fetch_add(1, Ordering::Relaxed);
-        Membership(Arc::clone(&self.devices))
-    }
-
-    /// True where other devices use the link too.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.devices.load(Ordering::Relaxed) > 1
+    /// When a unit other than `unit` answered last.
+    pub(crate) fn others_answered(&self, unit: u8) -> Option<Instant> {
+        self.heard.others(unit)
     }
 }
 
@@ -166,13 +161,35 @@ impl BusHandle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gone;
 
-/// Counts a device on its link.
-#[derive(Debug)]
-pub(crate) struct Membership(Arc<AtomicUsize>);
+/// Which units on a link have answered lately.
+#[derive(Debug, Default)]
+struct Heard(Mutex<Lately>);
 
-impl Drop for Membership {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+#[derive(Debug, Default)]
+struct Lately {
+    last: Option<(u8, Instant)>,
+    /// The last answer of another unit than that one.
+    other: Option<(u8, Instant)>,
+}
+
+impl Heard {
+    fn note(&self, unit: u8, at: Instant) {
+        let mut lately = self.lock();
+        if lately.last.is_some_and(|(last, _)| last != unit) {
+            lately.other = lately.last;
+        }
+        lately.last = Some((unit, at));
+    }
+
+    /// When a unit other than `unit` answered last.
+    fn others(&self, unit: u8) -> Option<Instant> {
+        let lately = self.lock();
+        let last = lately.last.filter(|(last, _)| *last != unit);
+        last.or(lately.other).map(|(_, at)| at)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lately> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -228,6 +245,7 @@ pub struct BusOwner {
     jobs: mpsc::Receiver<Job>,
     state: watch::Sender<LinkState>,
     stats: Arc<Stats>,
+    heard: Arc<Heard>,
     /// The last transaction id, kept over connections.
     transaction: u16,
     /// No request before this instant: `inter_request_delay` after the last one.
@@ -364,6 +382,9 @@ impl BusOwner {
                 .read(self.transaction, &job.request, job.timeout, &mut job.buffer, Tally(&tally))
                 .await;
             self.ready_at = Instant::now() + self.pacing.inter_request_delay;
+            if says_something(&outcome) {
+                self.heard.note(job.request.unit, Instant::now());
+            }
             let end = self.judge(&outcome, served);
             if reply.send(Answer { buffer: job.buffer, outcome }).is_err() {
                 tracing::debug!("nobody waits for the answer any more");
@@ -392,6 +413,11 @@ impl BusOwner {
             Err(failure @ Failure::Link(_)) => Some(End::Lost(failure.clone())),
         }
     }
+}
+
+/// True where the unit that was asked has answered: with a gateway's word for it, it has not.
+fn says_something(outcome: &Result<Instant, Failure>) -> bool {
+    outcome.as_ref().err().is_none_or(|f| !f.is_silence() && !matches!(f, Failure::Link(_)))
 }
 
 /// What a connection has done so far.

@@ -80,7 +80,8 @@ pub struct PointDecoder {
     shape: Shape,
     order: Order,
     quantity: u16,
-    scaling: Option<Scaling>,
+    /// Few points have one, and there is a decoder for each point.
+    scaling: Option<Box<Scaling>>,
 }
 
 impl PointDecoder {
@@ -109,7 +110,7 @@ impl PointDecoder {
         let wide = matches!(shape, Shape::Number(_)) && point.quantity() > 1;
         // The device's order speaks of wide values only; a point's own speaks of that point.
         let order = point.order.unwrap_or(if wide { order } else { Order::Abcd });
-        Self { shape, order, quantity: point.quantity(), scaling: Scaling::of(point) }
+        Self { shape, order, quantity: point.quantity(), scaling: Scaling::of(point).map(Box::new) }
     }
 
     /// The bytes that [`PointDecoder::decode`] needs.
@@ -187,7 +188,7 @@ impl PointDecoder {
     }
 
     fn scaled(&self, value: Value<'static>) -> Value<'static> {
-        let Some(scaling) = self.scaling else {
+        let Some(scaling) = &self.scaling else {
             return value;
         };
         let raw = match value {

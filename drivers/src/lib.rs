@@ -15,6 +15,8 @@ pub mod south;
 pub mod types;
 
 #[cfg(feature = "io")]
+mod arrays;
+#[cfg(feature = "io")]
 pub(crate) mod backoff;
 #[cfg(feature = "io")]
 pub mod border;
@@ -31,6 +33,8 @@ pub mod stats;
 #[cfg(feature = "io")]
 pub mod table;
 
+#[cfg(feature = "io")]
+pub use arrays::ArrayPool;
 #[cfg(feature = "io")]
 pub use border::{Delivered, Fault, North, Payload, Receipt, South};
 pub use point::{DataType, Point};

@@ -1,16 +1,19 @@
 //! Typed column builders that a driver fills row by row and the gateway closes into batches.
 //!
-//! Values go straight into reused Arrow builders: no row object, no allocation per value. A value
-//! that failed is null, with a reason; NaN is turned to null with reason `nan` here, at the one
-//! place that every reading passes.
+//! Values go straight into memory that is reused: no row object, no allocation per value, and none
+//! per array where an [`ArrayPool`] has one to use again. A value that failed is null, with a
+//! reason; NaN is turned to null with reason `nan` here, at the one place that every reading passes.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
+use std::iter::repeat_n;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, StringBuilder};
+use arrow::array::ArrayRef;
+use arrow_schema::DataType;
 use tokio::time::Instant;
 
-use crate::column::{self, Column};
+use crate::arrays::ArrayPool;
+use crate::column::Columns;
 use crate::point::Point;
 
 /// How far a row or a value can be trusted.
@@ -169,8 +172,12 @@ struct OpenRow {
 /// then each point at most once in any order, then [`TableBuilder::end`].
 pub struct TableBuilder {
     points: Arc<[Point]>,
-    columns: Vec<Column>,
-    point_qualities: Option<Vec<(StringBuilder, StringBuilder)>>,
+    /// The points; with point quality, then the quality and the reason of each.
+    columns: Columns,
+    point_quality: bool,
+    /// A reason in words.
+    word: String,
+    arrays: ArrayPool,
     arrived: Vec<Instant>,
     times: Vec<Option<i64>>,
     qualities: Vec<Quality>,
@@ -190,17 +197,17 @@ impl fmt::Debug for TableBuilder {
 impl TableBuilder {
     /// Makes empty builders for `points`; with `point_quality`, each value's quality is kept too.
     pub fn new(points: &[Point], point_quality: bool) -> Self {
-        Self::sharing(points.into(), point_quality)
+        Self::sharing(points.into(), point_quality, ArrayPool::default())
     }
 
-    /// The same over columns that somebody else holds too.
-    pub fn sharing(points: Arc<[Point]>, point_quality: bool) -> Self {
+    /// The same over columns that somebody else holds too, with arrays out of a pool that others
+    /// use too.
+    pub fn sharing(points: Arc<[Point]>, point_quality: bool, arrays: ArrayPool) -> Self {
         Self {
-            columns: points.iter().map(|p| Column::new(&p.data_type)).collect(),
-            point_qualities: point_quality.then(|| {
-                let text = || StringBuilder::with_capacity(1, 16);
-                points.iter().map(|_| (text(), text())).collect()
-            }),
+            columns: Columns::new(types(&points, point_quality)),
+            point_quality,
+            word: String::new(),
+            arrays,
             arrived: Vec::new(),
             times: Vec::new(),
             qualities: Vec::new(),
@@ -237,6 +244,7 @@ impl TableBuilder {
     pub fn begin(&mut self) {
         assert!(self.open.is_none(), "the row before is still open");
         self.open = Some(OpenRow { time: None, good: 0, failed: 0 });
+        self.columns.begin();
     }
 
     /// Sets the source's own time of the open row, in microseconds since 1970 UTC.
@@ -250,49 +258,45 @@ impl TableBuilder {
     /// When the value's type is not the declared one, or the point was set before in this row.
     pub fn value(&mut self, point: usize, value: Value<'_>) {
         self.check(point);
-        match (&mut self.columns[point], value) {
-            (Column::F32(_), Value::F32(v)) if !v.is_finite() => {
-                return self.fail(point, Reason::NotANumber);
-            }
-            (Column::F64(_), Value::F64(v)) if !v.is_finite() => {
-                return self.fail(point, Reason::NotANumber);
-            }
-            (Column::Bool(b), Value::Bool(v)) => b.append_value(v),
-            (Column::I8(b), Value::I8(v)) => b.append_value(v),
-            (Column::I16(b), Value::I16(v)) => b.append_value(v),
-            (Column::I32(b), Value::I32(v)) => b.append_value(v),
-            (Column::I64(b), Value::I64(v)) => b.append_value(v),
-            (Column::U8(b), Value::U8(v)) => b.append_value(v),
-            (Column::U16(b), Value::U16(v)) => b.append_value(v),
-            (Column::U32(b), Value::U32(v)) => b.append_value(v),
-            (Column::U64(b), Value::U64(v)) => b.append_value(v),
-            (Column::F32(b), Value::F32(v)) => b.append_value(v),
-            (Column::F64(b), Value::F64(v)) => b.append_value(v),
-            (Column::Text(b), Value::Text(v)) => b.append_value(v),
-            (Column::Bytes(b), Value::Bytes(v)) => b.append_value(v),
-            (Column::Time(b), Value::Time(v)) => b.append_value(v),
-            (_, value) => panic!("{value:?} is not of the type of {:?}", self.points[point]),
+        let finite = match value {
+            Value::F32(v) => v.is_finite(),
+            Value::F64(v) => v.is_finite(),
+            _ => true,
+        };
+        if !finite {
+            return self.fail(point, Reason::NotANumber);
         }
+        let fits = self.columns.put(point, value);
+        assert!(fits, "{value:?} is not of the type of {:?}", self.points[point]);
         if !self.points[point].metadata {
             self.row().good += 1;
         }
-        if let Some(qualities) = &mut self.point_qualities {
-            qualities[point].0.append_value(Quality::Good.name());
-            qualities[point].1.append_null();
+        if self.point_quality {
+            let (quality, reason) = self.quality_columns(point);
+            self.columns.put(quality, Value::Text(Quality::Good.name()));
+            self.columns.put_null(reason);
         }
     }
 
     /// Appends null to column `point` of the open row, and why.
     pub fn fail(&mut self, point: usize, reason: Reason) {
         self.check(point);
-        self.columns[point].append_null();
+        self.columns.put_null(point);
         if !self.points[point].metadata {
             self.row().failed += 1;
         }
-        if let Some(qualities) = &mut self.point_qualities {
-            qualities[point].0.append_value(Quality::Bad.name());
-            qualities[point].1.append_value(reason.to_string());
+        if self.point_quality {
+            let (quality, why) = self.quality_columns(point);
+            self.columns.put(quality, Value::Text(Quality::Bad.name()));
+            self.word.clear();
+            write!(self.word, "{reason}").unwrap_or_else(|_| unreachable!("text takes words"));
+            self.columns.put(why, Value::Text(&self.word));
         }
+    }
+
+    fn quality_columns(&self, point: usize) -> (usize, usize) {
+        let first = self.points.len() + 2 * point;
+        (first, first + 1)
     }
 
     /// Closes the open row with the instant at which its (last) answer arrived. Points that were
@@ -302,11 +306,11 @@ impl TableBuilder {
     /// # Panics
     /// When no row is open: a bug of the driver.
     pub fn end(&mut self, arrived: Instant) {
-        let rows = self.qualities.len();
-        for point in 0..self.points.len() {
-            if self.column_len(point) == rows {
-                self.fail(point, Reason::Missing);
-            }
+        assert!(self.open.is_some(), "no row is open");
+        let mut from = 0;
+        while let Some(point) = self.columns.next_unset(from, self.points.len()) {
+            self.fail(point, Reason::Missing);
+            from = point + 1;
         }
         let Some(row) = self.open.take() else { panic!("no row is open") };
         self.qualities.push(match (row.good, row.failed) {
@@ -324,22 +328,18 @@ impl TableBuilder {
     /// When a row is open: close it first.
     pub fn finish(&mut self) -> Rows {
         assert!(self.open.is_none(), "a row is still open");
-        let types = self.points.iter().map(|point| &point.data_type);
-        let columns = column::arrays(&mut self.columns, types);
-        let point_qualities = match &mut self.point_qualities {
-            None => Vec::new(),
-            Some(builders) => builders
-                .iter_mut()
-                .zip(self.points.iter())
-                .map(|((q, r), p)| {
-                    (
-                        p.metadata,
-                        (Arc::new(q.finish()) as ArrayRef, Arc::new(r.finish()) as ArrayRef),
-                    )
-                })
-                .filter_map(|(metadata, pair)| (!metadata).then_some(pair))
-                .collect(),
-        };
+        let types = types(&self.points, self.point_quality);
+        let mut columns = self.columns.take(types, &self.arrays);
+        let qualities = columns.split_off(self.points.len());
+        let mut point_qualities = Vec::with_capacity(qualities.len() / 2);
+        let mut qualities = qualities.into_iter();
+        for point in self.points.iter() {
+            if let (Some(quality), Some(reason)) = (qualities.next(), qualities.next())
+                && !point.metadata
+            {
+                point_qualities.push((quality, reason));
+            }
+        }
         Rows {
             columns,
             arrived: std::mem::take(&mut self.arrived),
@@ -356,19 +356,17 @@ impl TableBuilder {
         }
     }
 
-    fn column_len(&self, point: usize) -> usize {
-        self.columns[point].len()
-    }
-
     fn check(&self, point: usize) {
         assert!(self.open.is_some(), "no row is open");
-        assert_eq!(
-            self.column_len(point),
-            self.qualities.len(),
-            "{} was set before in this row",
-            self.points[point].name
-        );
+        let name = &self.points[point].name;
+        assert!(!self.columns.is_set(point), "{name} was set before in this row");
     }
+}
+
+/// The types of all columns.
+fn types(points: &[Point], point_quality: bool) -> impl Iterator<Item = &DataType> {
+    let qualities = if point_quality { 2 * points.len() } else { 0 };
+    points.iter().map(|point| &point.data_type).chain(repeat_n(&DataType::Utf8, qualities))
 }
 
 #[cfg(test)]

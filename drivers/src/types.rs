@@ -69,7 +69,7 @@ pub use rate::Rate;
 /// The name of a link, device, table, stream, sink or point: a word that is safe in SQL, topics,
 /// paths and metrics.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name(String);
+pub struct Name(Box<str>);
 
 impl Name {
     /// The name as text.
@@ -93,7 +93,7 @@ impl FromStr for Name {
         let rest =
             chars.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_' || c == b'-');
         if first && rest && text.len() <= 63 {
-            Ok(Self(text.to_owned()))
+            Ok(Self(text.into()))
         } else {
             Err(Unparsable::new(format!(
                 "`{text}` is not a name: lower-case letters, digits, `_` and `-`, starting with a \

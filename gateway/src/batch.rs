@@ -52,12 +52,14 @@ impl Batcher {
         };
         let times = rows.times.iter().zip(&received).map(|(own, at)| own.unwrap_or(*at)).collect();
         let first = self.next_seq;
-        let mut columns: Vec<ArrayRef> = vec![
+        let own: [ArrayRef; 4] = [
             utc(times),
             Arc::new(StringArray::from_iter_values(repeat_n(&self.device, len))),
             Arc::new(StringArray::from_iter_values(rows.qualities.iter().map(|q| q.name()))),
             Arc::new(UInt64Array::from_iter_values(first..first + len as u64)),
         ];
+        let mut columns = Vec::with_capacity(self.schema.fields().len());
+        columns.extend(own);
         if self.feed {
             columns.push(utc(received));
         }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{Bytes, Document, Link};
+use tidegate_drivers::ArrayPool;
 use tidegate_drivers::bus::BusHandle;
 use tidegate_drivers::types::Span;
 use tidegate_engine::Sql;
@@ -64,6 +65,8 @@ pub struct Running {
     around: Surroundings,
     document: Document,
     sql: Arc<Sql>,
+    /// What polled rows are put into.
+    arrays: ArrayPool,
     links: Workers<Link, (LinkView, BusHandle)>,
     tables: Workers<SchemaRef, TableEnds>,
     devices: Workers<DeviceWish, DeviceView>,
@@ -102,6 +105,7 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
         status: Arc::new(GatewayStatus::new(name, clock, store.clone(), recovery)),
         store,
         sql: Arc::new(Sql::new(sql_memory(&document))?),
+        arrays: ArrayPool::default(),
         around,
         document,
         links: BTreeMap::new(),

@@ -1,6 +1,7 @@
-//! Field cases A6, A8, A9, A10 and A13 against a Modbus server that is not ours: pymodbus, with
+//! Field cases A6, A8, A9, A10, A13 and A25 against a Modbus server that is not ours: pymodbus, with
 //! values that Python's struct packed. Word orders, 64 bits, bits of a register, coils, text; and a
-//! hole in the register map that the device answers with exception 02.
+//! hole in the register map that the device answers with exception 02. In Modbus TCP frames, and in
+//! RTU frames over TCP.
 //!
 //! Expected values are those of the field cases, or follow from `tests/plant.py` by hand.
 
@@ -60,7 +61,7 @@ fn points() -> Vec<(&'static str, &'static str, Value)> {
     POINTS.trim().lines().map(line).collect()
 }
 
-fn device(plant: u16, every: &str, points: impl Iterator<Item = String>) -> String {
+fn device(plant: u16, framing: &str, every: &str, points: impl Iterator<Item = String>) -> String {
     let points: Vec<_> = points.map(|point| format!("          - {{ {point} }}")).collect();
     let points = points.join(
         "
@@ -68,7 +69,7 @@ fn device(plant: u16, every: &str, points: impl Iterator<Item = String>) -> Stri
     );
     format!(
         r"
-links: [ {{ name: plant, bus: {{ tcp: {{ host: 127.0.0.1, port: {plant} }} }} }} ]
+links: [ {{ name: plant, bus: {{ tcp: {{ host: 127.0.0.1, port: {plant}, framing: {framing} }} }} }} ]
 devices:
   - name: meter
     driver:
@@ -91,7 +92,67 @@ fn printed(gateway: &Gateway, stream: &str, least: usize) -> Vec<Record> {
 #[test]
 fn a08_a09_a10_a13_all_types_and_orders() {
     let scratch = Scratch::new("types");
-    let plant = Plant::start(&scratch);
+    all_types_and_orders(&scratch, &Plant::start(&scratch), "tcp");
+}
+
+#[test]
+fn all_types_and_orders_in_rtu_frames_over_tcp() {
+    let scratch = Scratch::new("rtu_types");
+    all_types_and_orders(&scratch, &Plant::framed(&scratch, "rtu"), "rtu");
+}
+
+/// Field case A25: a silent unit behind a converter costs the others nothing, the connection least
+/// of all.
+#[test]
+fn a25_a_silent_unit_behind_a_foreign_converter() {
+    let scratch = Scratch::new("rtu_silent");
+    let plant = Plant::framed(&scratch, "rtu");
+    let unit = |unit: u8| {
+        format!(
+            "
+  - name: unit_{unit}
+    table: units
+    driver:
+      modbus:
+        link: plant
+        unit_id: {unit}
+        timeout: 300ms
+        polls: [ {{ name: fast, every: 200ms }} ]
+        points: [ {{ name: counter, register: holding, address: 0, type: u32 }} ]"
+        )
+    };
+    let config = format!(
+        "{}
+links: [ {{ name: plant, bus: {{ tcp: {{ host: 127.0.0.1, port: {}, framing: rtu }} }} }} ]
+devices:{}
+streams: [ {{ name: all, from: [units], sql: 'SELECT device, counter FROM units WHERE counter IS NOT NULL', to: [ {{ sink: out }} ] }} ]
+sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
+",
+        head(&scratch),
+        plant.port,
+        [1, 2, 3].map(unit).concat(),
+    );
+    let mut gateway = Gateway::start(&scratch, &config);
+    let rows = printed(&gateway, "all", 40);
+    for name in ["unit_1", "unit_3"] {
+        let counters: Vec<_> = rows
+            .iter()
+            .filter(|row| row.body["device"] == name)
+            .map(|row| row.int("counter"))
+            .collect();
+        assert!(counters.len() >= 15, "{name}: {} of {}", counters.len(), rows.len());
+        // The plant counts the reads of each unit: none was asked for twice and none was lost.
+        let expected: Vec<_> = (1..).take(counters.len()).collect();
+        assert_eq!(counters, expected, "{name}");
+    }
+    let status = gateway.status();
+    assert_eq!(part(&status, "devices", "unit_2")["rows"]["good"], 0, "{status:#}");
+    let plant = part(&status, "links", "plant");
+    assert_eq!(plant["counters"]["connects"], 1, "the connection stays: {plant:#}");
+    assert_eq!(gateway.stop().code, Some(0));
+}
+
+fn all_types_and_orders(scratch: &Scratch, plant: &Plant, framing: &str) {
     let all = points();
     let lines = all.iter().map(|(name, point, _)| format!("name: {name}, {point}"));
     let config = format!(
@@ -99,10 +160,10 @@ fn a08_a09_a10_a13_all_types_and_orders() {
 streams: [ {{ name: all, from: [meter], sql: SELECT * FROM meter, to: [ {{ sink: out }} ] }} ]
 sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
 ",
-        head(&scratch),
-        device(plant.port, "200ms", lines)
+        head(scratch),
+        device(plant.port, framing, "200ms", lines)
     );
-    let mut gateway = Gateway::start(&scratch, &config);
+    let mut gateway = Gateway::start(scratch, &config);
     let rows = printed(&gateway, "all", 3);
     for row in &rows {
         for (name, point, expected) in &all {
@@ -136,7 +197,7 @@ streams: [ {{ name: all, from: [meter], sql: SELECT * FROM meter, to: [ {{ sink:
 sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
 ",
         head(&scratch),
-        device(plant.port, "200ms", points.into_iter())
+        device(plant.port, "tcp", "200ms", points.into_iter())
     );
     let mut gateway = Gateway::start(&scratch, &config);
     let rows = printed(&gateway, "all", 5);
@@ -177,7 +238,7 @@ streams:
 sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
 ",
         head(&scratch),
-        device(plant.port, "100ms", points.into_iter())
+        device(plant.port, "tcp", "100ms", points.into_iter())
     );
     let mut gateway = Gateway::start(&scratch, &config);
     let windows = printed(&gateway, "windows", 4);

@@ -2,6 +2,7 @@
 //! the simulator's own count of what it served is what that client saw.
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
@@ -12,9 +13,24 @@ use crate::harness::{Program, Scratch, command, python, repository, secs, tidega
 #[test]
 fn pymodbus_reads_the_plant() {
     let scratch = Scratch::new("sim");
+    reads(&scratch, &repository().join("board-configs/sim/plant.yaml"), "socket");
+}
+
+#[test]
+fn pymodbus_reads_the_plant_in_rtu_frames_over_tcp() {
+    let scratch = Scratch::new("sim_rtu");
+    let text = fs::read_to_string(repository().join("board-configs/sim/plant.yaml"));
+    let text = text.expect("the plant").replace("    listen:", "    framing: rtu\n    listen:");
+    assert!(text.contains("framing: rtu"), "{text}");
+    let path = scratch.join("plant.yaml");
+    fs::write(&path, text).expect("a file");
+    reads(&scratch, &path, "rtu");
+}
+
+fn reads(scratch: &Scratch, plant: &Path, framer: &str) {
     let out = scratch.join("stdout");
     let mut command = command(tidegate());
-    command.arg("sim").arg(repository().join("board-configs/sim/plant.yaml"));
+    command.arg("sim").arg(plant);
     command.stdin(Stdio::null()).stdout(File::create(&out).expect("a file"));
     let mut sim = Program::start("tidegate sim", &mut command, &scratch.join("stderr"));
     let port = wait_for("the simulator's port", secs(10), || {
@@ -24,7 +40,11 @@ fn pymodbus_reads_the_plant() {
     });
 
     let client = repository().join("tests/modbus_client.py");
-    let read = Command::new(python()).arg(client).arg(port.to_string()).output().expect("Python");
+    let read = Command::new(python())
+        .arg(client)
+        .args([&port.to_string(), framer])
+        .output()
+        .expect("Python");
     assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
     let reads: Vec<Value> = String::from_utf8(read.stdout)
         .expect("UTF-8")

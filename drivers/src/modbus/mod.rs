@@ -19,6 +19,8 @@ pub mod frame;
 #[cfg(feature = "io")]
 pub mod line;
 #[cfg(feature = "io")]
+mod quiet;
+#[cfg(feature = "io")]
 pub mod rtu;
 #[cfg(feature = "io")]
 pub(crate) mod scheduler;

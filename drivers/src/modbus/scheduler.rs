@@ -2,8 +2,9 @@
 //! the row at the end. No I/O, no clock: instants are handed in.
 //!
 //! A block that a device refuses is split until the culprit is found and remembered; what stays
-//! refused, and a unit that is silent on a shared link, is asked again at growing intervals. Bytes
-//! of a cycle are kept until its row is written at once, so a cancelled read leaves no half row.
+//! refused, a block that is never answered, and a unit that is silent while others on the link
+//! answer, are asked again at growing intervals. Bytes of a cycle are kept until its row is written
+//! at once, so a cancelled read leaves no half row.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use tokio::time::Instant;
 use crate::decode::PointDecoder;
 use crate::modbus::frame::ReadRequest;
 use crate::modbus::plan::{Block, Hole, plan_around, split};
+use crate::modbus::quiet::QuietBlocks;
 use crate::modbus::transaction::{Exception, Failure};
 use crate::south::modbus::ModbusDevice;
 use crate::table::{Reason, TableBuilder};
@@ -22,8 +24,10 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 const REFUSED_PAUSE_MAX: Duration = Duration::from_mins(5);
 /// Requests without an answer in a row, after which the rest of a cycle is given up.
 const TIMEOUTS_MAX: u32 = 2;
-/// Cycles without any answer after which a unit on a shared link is demoted.
+/// Cycles without any answer after which a unit is demoted while others on its link answer.
 const SILENT_CYCLES: u32 = 2;
+/// When no other unit has answered for so long, there is nobody to be spared.
+const ALONE_AFTER: Duration = Duration::from_secs(10);
 /// A demoted unit takes at most one part in so many of the link's time.
 const SILENT_SHARE: u32 = 10;
 /// Longest pause between two probes of a demoted unit, unless its timeout asks for more.
@@ -34,7 +38,7 @@ const SILENT_PAUSE_MAX: Duration = Duration::from_secs(30);
 enum Slot {
     Failed(Reason),
     /// Where the point's registers start in the cycle's bytes.
-    Registers(usize),
+    Registers(u32),
     Bit(bool),
 }
 
@@ -45,6 +49,15 @@ enum Work {
     Planned(usize),
     /// A part of a refused block, and the split that it came from.
     Part(Block, usize),
+}
+
+impl Work {
+    fn block<'a>(&'a self, plan: &'a [Block]) -> &'a Block {
+        match self {
+            Self::Planned(index) => &plan[*index],
+            Self::Part(block, _) => block,
+        }
+    }
 }
 
 /// A refused block that was split in this cycle.
@@ -71,6 +84,15 @@ impl Refusal {
     }
 }
 
+/// A unit that answers nothing.
+#[derive(Debug, Clone, Copy, Default)]
+struct Silent {
+    /// For so many cycles in which it was asked.
+    cycles: u32,
+    /// Others on the link answer, and wait for its deadlines.
+    harms: bool,
+}
+
 /// What a cycle came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -88,6 +110,7 @@ pub(crate) struct Scheduler {
     plan: Vec<Block>,
     holes: Vec<Hole>,
     refusals: Vec<Refusal>,
+    quiet: QuietBlocks,
     slots: Vec<Slot>,
     bytes: Vec<u8>,
     scratch: Vec<u8>,
@@ -100,7 +123,9 @@ pub(crate) struct Scheduler {
     answered: Option<Instant>,
     link_failed: bool,
     timeouts: u32,
-    silent_cycles: u32,
+    silent: Silent,
+    /// When the last two cycles in which the unit was asked began.
+    asked: [Option<Instant>; 2],
     /// Since when no cycle has brought any answer.
     unheard: Option<Instant>,
     /// Why values are missing while the unit is silent.
@@ -125,6 +150,7 @@ impl Scheduler {
             plan,
             holes: Vec::new(),
             refusals: Vec::new(),
+            quiet: QuietBlocks::default(),
             slots,
             bytes: Vec::new(),
             scratch: Vec::new(),
@@ -135,7 +161,8 @@ impl Scheduler {
             answered: None,
             link_failed: false,
             timeouts: 0,
-            silent_cycles: 0,
+            silent: Silent::default(),
+            asked: [None; 2],
             unheard: None,
             silence: Reason::Timeout,
             probe: None,
@@ -175,39 +202,47 @@ impl Scheduler {
         self.error.as_deref()
     }
 
-    /// Starts a cycle.
-    pub(crate) fn start(&mut self, now: Instant) {
+    /// Starts a cycle. `others` is when another unit on the link answered last.
+    pub(crate) fn start(&mut self, now: Instant, others: Option<Instant>) {
         self.bytes.clear();
         self.work.clear();
         self.splits.clear();
         self.slots.fill(Slot::Failed(Reason::Missing));
         (self.answered, self.link_failed, self.timeouts, self.error) = (None, false, 0, None);
+        if others.is_none_or(|at| now.saturating_duration_since(at) >= ALONE_AFTER) {
+            self.probe = None;
+        }
         if self.probe.is_some_and(|(due, _)| now < due) {
             self.slots.fill(Slot::Failed(self.silence));
             self.error = Some(self.demoted());
             return;
         }
+        self.asked = [self.asked[1], Some(now)];
         let count = self.plan.len();
         for step in (0..count).rev() {
             let index = (self.first + step) % count;
             let block = &self.plan[index];
-            match self.refusals.iter().find(|r| r.is_for(block) && now < r.due) {
-                None => self.work.push(Work::Planned(index)),
-                Some(refusal) => {
-                    let reason = refusal.exception.reason();
-                    let device = &self.device;
-                    self.error.get_or_insert_with(|| describe(device, block, &refusal.exception));
-                    for point in &block.points {
-                        self.slots[*point] = Slot::Failed(reason);
-                    }
-                }
+            let refusal = self.refusals.iter().find(|r| r.is_for(block) && now < r.due);
+            let (reason, why) = if let Some(refusal) = refusal {
+                (refusal.exception.reason(), refusal.exception.to_string())
+            } else if let Some(pause) = self.quiet.rests(block, now) {
+                let why = format!("no reply; it is asked for every {pause:?} until there is one");
+                (Reason::Timeout, why)
+            } else {
+                self.work.push(Work::Planned(index));
+                continue;
+            };
+            let device = &self.device;
+            self.error.get_or_insert_with(|| describe(device, block, &why));
+            for point in &block.points {
+                self.slots[*point] = Slot::Failed(reason);
             }
         }
     }
 
     /// The next request; the same one until it is answered. `None` at the cycle's end.
     pub(crate) fn next_request(&self) -> Option<ReadRequest> {
-        let block = self.block(self.work.last()?);
+        let block = self.work.last()?.block(&self.plan);
         Some(ReadRequest {
             unit: self.device.unit_id.get(),
             kind: block.kind,
@@ -216,21 +251,16 @@ impl Scheduler {
         })
     }
 
-    fn block<'a>(&'a self, work: &'a Work) -> &'a Block {
-        match work {
-            Work::Planned(index) => &self.plan[*index],
-            Work::Part(block, _) => block,
-        }
-    }
-
     /// Takes the answer to [`Scheduler::next_request`]: its data bytes and when it came, or why
     /// there is none.
     pub(crate) fn answer(&mut self, outcome: Result<(&[u8], Instant), Failure>, now: Instant) {
         let Some(work) = self.work.pop() else { return };
-        let silent = outcome.as_ref().err().filter(|f| is_silence(f)).map(Failure::reason);
+        let silent = outcome.as_ref().err().filter(|f| f.is_silence()).map(Failure::reason);
         if silent.is_none() && !matches!(outcome, Err(Failure::Link(_))) {
             self.timeouts = 0;
             self.answered = Some(now);
+            let block = work.block(&self.plan);
+            self.quiet.heard(block);
         }
         match outcome {
             Ok((data, arrived)) => {
@@ -246,7 +276,10 @@ impl Scheduler {
                 if let Some(reason) = silent {
                     self.timeouts += 1;
                     self.silence = reason;
-                    let was_silent = self.silent_cycles > 0 && self.answered.is_none();
+                    if let (Failure::Timeout(_), Work::Planned(index)) = (&failure, &work) {
+                        self.quiet.missed(&self.plan[*index]);
+                    }
+                    let was_silent = self.silent.harms && self.answered.is_none();
                     if was_silent || self.timeouts >= TIMEOUTS_MAX {
                         // Starts with another block next time, so that one which is never
                         // answered does not hide the others.
@@ -265,17 +298,15 @@ impl Scheduler {
     fn take(&mut self, work: &Work, data: &[u8]) {
         let base = self.bytes.len();
         self.bytes.extend_from_slice(data);
-        let block = match work {
-            Work::Planned(index) => &self.plan[*index],
-            Work::Part(block, _) => block,
-        };
+        let block = work.block(&self.plan);
         for index in &block.points {
             let offset = usize::from(self.device.points[*index].address - block.start);
             self.slots[*index] = if block.kind.is_bits() {
                 // The first bit is the least significant of the first byte (specification 6.1).
                 Slot::Bit(data[offset / 8] >> (offset % 8) & 1 == 1)
             } else {
-                Slot::Registers(base + 2 * offset)
+                let at = u32::try_from(base + 2 * offset);
+                Slot::Registers(at.unwrap_or_else(|_| unreachable!("four address spaces")))
             };
         }
         if !self.refusals.is_empty() {
@@ -293,7 +324,7 @@ impl Scheduler {
     /// The device says that the block cannot be read: finds out which part of it.
     fn refused(&mut self, work: &Work, exception: Exception, now: Instant) {
         self.inconclusive(work);
-        let block = self.block(work).clone();
+        let block = work.block(&self.plan).clone();
         // 01 speaks of the function, not of addresses.
         if exception.0 != 0x01
             && let Some((left, right, between)) = split(&self.device, &block)
@@ -339,10 +370,7 @@ impl Scheduler {
     }
 
     fn fail(&mut self, work: &Work, failure: &Failure) {
-        let block = match work {
-            Work::Planned(index) => &self.plan[*index],
-            Work::Part(block, _) => block,
-        };
+        let block = work.block(&self.plan);
         let reason = failure.reason();
         for point in &block.points {
             self.slots[*point] = Slot::Failed(reason);
@@ -359,15 +387,16 @@ impl Scheduler {
         }
     }
 
-    /// Ends the cycle: writes its row, learns from it and plans anew. `shared` says that others
-    /// wait for the link while a silent unit is asked.
+    /// Ends the cycle: writes its row, learns from it and plans anew. `others` is when another unit
+    /// on the link answered last.
     pub(crate) fn finish(
         &mut self,
         rows: &mut TableBuilder,
         now: Instant,
-        shared: bool,
+        others: Option<Instant>,
     ) -> Outcome {
-        self.demote(now, shared);
+        self.demote(now, others);
+        self.quiet.end_cycle(self.answered.is_some(), self.device.timeout.duration(), now);
         let learnt: Vec<Hole> =
             self.splits.drain(..).filter(|s| s.whole).map(|s| s.between).collect();
         for hole in learnt {
@@ -386,6 +415,7 @@ impl Scheduler {
             self.first = 0;
             let plan = &self.plan;
             self.refusals.retain(|r| plan.iter().any(|b| r.is_for(b)));
+            self.quiet.keep(plan);
         }
         outcome
     }
@@ -397,7 +427,7 @@ impl Scheduler {
                 Slot::Failed(reason) => rows.fail(column, reason),
                 Slot::Bit(bit) => self.decoders[column].decode_bit(bit, column, rows),
                 Slot::Registers(at) => {
-                    let decoder = &self.decoders[column];
+                    let (decoder, at) = (&self.decoders[column], at as usize);
                     let registers = &self.bytes[at..at + decoder.len()];
                     decoder.decode(registers, column, rows, &mut self.scratch);
                 }
@@ -406,26 +436,33 @@ impl Scheduler {
         rows.end(arrived);
     }
 
-    /// Decides when a unit that did not answer at all is asked again.
-    fn demote(&mut self, now: Instant, shared: bool) {
+    /// Decides when a unit that did not answer at all is asked again: seldom, where that is at the
+    /// cost of another unit that lives, and else in each cycle.
+    fn demote(&mut self, now: Instant, others: Option<Instant>) {
         let asked = self.timeouts > 0;
-        // A cycle in which a demoted unit was not asked says nothing new.
         if self.answered.is_some() {
-            self.unheard = None;
-        } else if asked {
-            self.unheard.get_or_insert(now);
+            (self.unheard, self.silent, self.probe) = (None, Silent::default(), None);
+            return;
         }
-        if self.answered.is_some() || !shared {
-            (self.silent_cycles, self.probe) = (0, None);
-        } else if asked && !self.link_failed {
-            self.silent_cycles += 1;
-            if self.silent_cycles >= SILENT_CYCLES {
-                let first = self.device.timeout.duration().saturating_mul(SILENT_SHARE);
-                let longest = SILENT_PAUSE_MAX.max(first);
-                let pause = self.probe.map_or(first, |(_, pause)| pause.saturating_mul(2));
-                let pause = pause.min(longest);
-                self.probe = Some((now + pause, pause));
-            }
+        // A cycle in which a demoted unit was not asked says nothing new.
+        if !asked {
+            return;
+        }
+        self.unheard.get_or_insert(now);
+        if self.link_failed {
+            return;
+        }
+        self.silent.cycles = self.silent.cycles.saturating_add(1);
+        // The requests of others were served between this unit's, or wait behind them.
+        self.silent.harms = others.is_some_and(|at| self.asked[0].is_none_or(|asked| at >= asked));
+        if !self.silent.harms {
+            self.probe = None;
+        } else if self.silent.cycles >= SILENT_CYCLES {
+            let first = self.device.timeout.duration().saturating_mul(SILENT_SHARE);
+            let longest = SILENT_PAUSE_MAX.max(first);
+            let pause = self.probe.map_or(first, |(_, pause)| pause.saturating_mul(2));
+            let pause = pause.min(longest);
+            self.probe = Some((now + pause, pause));
         }
     }
 
@@ -437,12 +474,6 @@ impl Scheduler {
             self.device.unit_id
         )
     }
-}
-
-/// True where the unit itself said nothing: no reply, or a gateway's word that it cannot reach it,
-/// which costs the link as much time.
-fn is_silence(failure: &Failure) -> bool {
-    matches!(failure, Failure::Timeout(_) | Failure::Exception(Exception(0x0A | 0x0B)))
 }
 
 /// Says what failed and which points it concerns.

@@ -49,6 +49,12 @@ impl Failure {
             Self::Link(_) => Reason::LinkDown,
         }
     }
+
+    /// True where the unit itself said nothing: no reply, or a gateway's word that it cannot reach
+    /// it, which costs the link as much time.
+    pub(crate) fn is_silence(&self) -> bool {
+        matches!(self, Self::Timeout(_) | Self::Exception(Exception(0x0A | 0x0B)))
+    }
 }
 
 struct Note<'a>(Option<&'a Dropped>);

@@ -30,11 +30,21 @@ pub(super) enum Step {
     HangUp,
 }
 
+/// How long before a request something happened; `None` where it did not.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Before {
+    /// The connection was made.
+    pub(super) connect: Option<Duration>,
+    /// The unit's last reply on this connection left.
+    pub(super) reply: Option<Duration>,
+}
+
 /// A right reply.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer<'a> {
     pub(super) framing: SimFraming,
     pub(super) asked: &'a Asked,
+    pub(super) before: Before,
     /// Function code and data, or an exception.
     pub(super) pdu: &'a [u8],
 }
@@ -59,8 +69,13 @@ impl Answer<'_> {
 
     /// Whether a fault can be shown on this answer.
     pub(super) fn suits(&self, kind: FaultKind) -> bool {
+        let within = |event: Option<Duration>, delay: Delay| {
+            event.is_some_and(|ago| ago < delay.by.duration())
+        };
         kind.framing().is_none_or(|framing| framing == self.framing)
             && match kind {
+                FaultKind::DeafAfterConnect(delay) => within(self.before.connect, delay),
+                FaultKind::DeafAfterReply(delay) => within(self.before.reply, delay),
                 FaultKind::WrongByteCount => !self.is_exception(),
                 FaultKind::NoCrcOnException => self.is_exception(),
                 FaultKind::Hole(hole) => self.touches(hole.address),
@@ -120,7 +135,9 @@ pub(super) fn altered(answer: Answer<'_>, kind: FaultKind) -> Vec<Step> {
             vec![Step::Send(first), Step::Wait(by.duration()), Step::Send(rest)]
         }
         FaultKind::TwoFramesInOneSegment => vec![Step::Reply(two(answer))],
-        FaultKind::Silence => Vec::new(),
+        FaultKind::Silence | FaultKind::DeafAfterConnect(_) | FaultKind::DeafAfterReply(_) => {
+            Vec::new()
+        }
         FaultKind::Disconnect => vec![Step::HangUp],
     }
 }
@@ -204,7 +221,7 @@ mod tests {
     const A23: [u8; 9] = [0x0B, 4, 4, 0, 0, 0, 0x0A, 0xD1, 0x83];
 
     fn show(framing: SimFraming, asked: &Asked, pdu: &[u8], kind: K) -> Vec<Step> {
-        let answer = Answer { framing, asked, pdu };
+        let answer = Answer { framing, asked, before: Before::default(), pdu };
         assert!(answer.suits(kind), "{kind}");
         altered(answer, kind)
     }
@@ -277,8 +294,14 @@ mod tests {
     #[test]
     fn faults_touch_only_what_can_show_them() {
         let asked = Asked { raw: vec![], id: 0, unit: 1, pdu: vec![3, 0, 10, 0, 4] };
-        let data = |framing| Answer { framing, asked: &asked, pdu: &[3, 2, 0, 0] };
-        let exception = |framing| Answer { framing, asked: &asked, pdu: &[0x83, 4] };
+        let data = |framing| Answer {
+            framing,
+            asked: &asked,
+            before: Before::default(),
+            pdu: &[3, 2, 0, 0],
+        };
+        let exception =
+            |framing| Answer { framing, asked: &asked, before: Before::default(), pdu: &[0x83, 4] };
         let (tcp, rtu) = (SimFraming::Tcp, SimFraming::Rtu);
         for (kind, answer, suits) in [
             (K::WrongId, data(tcp), true),

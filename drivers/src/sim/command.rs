@@ -90,6 +90,8 @@ fn fault(kind: &str, values: &[&str]) -> Result<SimFault, NoCommand> {
     let kind = match kind {
         "late_reply" => FaultKind::late(values.needed(kind, "by")?),
         "split_frame" => FaultKind::split(values.needed(kind, "by")?),
+        "deaf_after_connect" => FaultKind::deaf_after_connect(values.needed(kind, "by")?),
+        "deaf_after_reply" => FaultKind::deaf_after_reply(values.needed(kind, "by")?),
         "hole" => FaultKind::hole(values.needed(kind, "address")?),
         _ => plain_kind(kind)?,
     };
@@ -119,8 +121,8 @@ fn plain_kind(kind: &str) -> Result<FaultKind, NoCommand> {
     found.map(|(_, kind)| *kind).ok_or_else(|| {
         let names = PLAIN_KINDS.map(|(name, _)| name).join(", ");
         NoCommand(format!(
-            "`{kind}` is no kind of fault: take late_reply by=…, split_frame by=…, hole \
-             address=…, {names}"
+            "`{kind}` is no kind of fault: take late_reply by=…, split_frame by=…, \
+             deaf_after_connect by=…, deaf_after_reply by=…, hole address=…, {names}"
         ))
     })
 }
@@ -188,6 +190,9 @@ mod tests {
                 kind: FaultKind::hole(12),
             }
         );
+        let deaf = FaultKind::deaf_after_reply(Span::from_millis(100));
+        let fault = fault("inject plant deaf_after_reply by=100ms for=2s");
+        assert_eq!((fault.kind, fault.count), (deaf, None));
         let server = || "bus".to_owned();
         assert_eq!("unplug bus".parse(), Ok(Command::Unplug { server: server() }));
         assert_eq!("replug bus".parse(), Ok(Command::Replug { server: server() }));

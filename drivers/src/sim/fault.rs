@@ -88,6 +88,12 @@ pub enum FaultKind {
     TwoFramesInOneSegment,
     /// Nothing comes.
     Silence,
+    /// Nothing comes to a request within so long after the connection was made: the device is not
+    /// ready yet (field case A29).
+    DeafAfterConnect(Delay),
+    /// Nothing comes to a request within so long after the unit's last reply on the connection: the
+    /// device has not turned round yet (field case A29).
+    DeafAfterReply(Delay),
     /// Nothing comes and the connection is closed; a pty goes away for a second.
     Disconnect,
 }
@@ -154,7 +160,7 @@ impl SimFault {
 }
 
 /// Faults that pass with the reply and can be shown on a reply with data: no holes, which a client
-/// remembers, and nothing that needs an exception. Late is later than clients wait by habit.
+/// remembers, and nothing that needs an exception or a hasty client. Late is later than clients wait by habit.
 const PASSING: [FaultKind; 16] = [
     FaultKind::late(Span::from_millis(1500)),
     FaultKind::WrongId,
@@ -183,6 +189,16 @@ impl FaultKind {
     /// A reply whose second half comes so much later.
     pub const fn split(by: Span) -> Self {
         Self::SplitFrame(Delay { by })
+    }
+
+    /// No ear for what comes within so long after the connection was made.
+    pub const fn deaf_after_connect(by: Span) -> Self {
+        Self::DeafAfterConnect(Delay { by })
+    }
+
+    /// No ear for what comes within so long after a reply.
+    pub const fn deaf_after_reply(by: Span) -> Self {
+        Self::DeafAfterReply(Delay { by })
     }
 
     /// An address that the device does not have.
@@ -216,6 +232,12 @@ impl fmt::Display for FaultKind {
             Self::Hole(Hole { address }) => return write!(f, "a hole at address {address}"),
             Self::SplitFrame(Delay { by }) => {
                 return write!(f, "half a frame, and its rest {by} later");
+            }
+            Self::DeafAfterConnect(Delay { by }) => {
+                return write!(f, "no reply within {by} of the connection");
+            }
+            Self::DeafAfterReply(Delay { by }) => {
+                return write!(f, "no reply within {by} of the one before");
             }
             Self::WrongId => "a wrong transaction id",
             Self::WrongUnit => "a wrong unit id",

@@ -101,6 +101,68 @@ async fn a_late_reply_comes_before_the_next_and_does_not_count() {
     assert_eq!(served(&sim), (vec![7], 1));
 }
 
+/// A conversation over memory, so that time can be set.
+fn converse(framing: SimFraming, fault: &[SimFault]) -> (tokio::io::DuplexStream, JoinHandle) {
+    let (client, mut line) = tokio::io::duplex(64);
+    let (doc, ledger) = (sim_doc(2, ""), Arc::default());
+    let unit = image::Unit::new("plc", &doc.servers[0].units[0], &ledger);
+    let mut faults = schedule::Schedule::default();
+    assert!(fault.iter().all(|fault| faults.add(fault.clone(), Instant::now())));
+    let plant = talk::Plant {
+        name: "plc".to_owned(),
+        framing,
+        units: BTreeMap::from([(2, unit)]),
+        started: Instant::now(),
+        ledger,
+        faults: Mutex::new(faults),
+        stopping: CancellationToken::new(),
+    };
+    (client, tokio::spawn(async move { plant.converse(&mut line).await }))
+}
+
+type JoinHandle = tokio::task::JoinHandle<std::io::Result<talk::End>>;
+
+/// Whether anything comes to these bytes within a while.
+async fn is_heard(client: &mut tokio::io::DuplexStream, bytes: &[u8]) -> bool {
+    send(client, bytes).await;
+    timeout(Duration::from_millis(1), client.read(&mut [0; 16])).await.is_ok()
+}
+
+/// Field case A29: a request within 100 ms of the connection, or of the unit's own reply, is not
+/// heard; one that comes later is. What was not heard does not make it wait longer.
+#[tokio::test(start_paused = true)]
+async fn a29_a_device_is_deaf_for_a_while() {
+    let span = Span::from_millis(100);
+    let kinds = [FaultKind::deaf_after_connect(span), FaultKind::deaf_after_reply(span)];
+    let (mut client, plant) = converse(SimFraming::Rtu, &kinds.map(SimFault::lasting));
+    sleep(Duration::from_millis(97)).await;
+    assert!(!is_heard(&mut client, &RTU_READ).await, "98 ms after the connection");
+    sleep(Duration::from_millis(2)).await;
+    assert!(is_heard(&mut client, &RTU_READ).await, "100 ms after it");
+    for wait in [20, 75] {
+        sleep(Duration::from_millis(wait)).await;
+        assert!(!is_heard(&mut client, &RTU_READ).await, "{wait} ms later");
+    }
+    sleep(Duration::from_millis(5)).await;
+    assert!(is_heard(&mut client, &RTU_READ).await, "102 ms after the reply");
+    drop(client);
+    assert_eq!(plant.await.unwrap().unwrap(), talk::End::Left);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a29_deaf_after_a_reply_is_not_deaf_after_a_connection() {
+    let kind = FaultKind::deaf_after_reply(Span::from_millis(100));
+    let (mut client, _plant) = converse(SimFraming::Rtu, &[SimFault::lasting(kind)]);
+    assert!(is_heard(&mut client, &RTU_READ).await);
+    assert!(!is_heard(&mut client, &RTU_READ).await);
+    let kind = FaultKind::deaf_after_connect(Span::from_millis(100));
+    let (mut client, _plant) = converse(SimFraming::Rtu, &[SimFault::lasting(kind)]);
+    assert!(!is_heard(&mut client, &RTU_READ).await);
+    sleep(Duration::from_millis(100)).await;
+    assert!(is_heard(&mut client, &RTU_READ).await);
+    assert!(is_heard(&mut client, &RTU_READ).await);
+}
+
 #[tokio::test]
 async fn a_right_reply_that_a_client_must_take_counts() {
     let (sim, mut client) = tcp("").await;
@@ -246,20 +308,7 @@ async fn rtu_on_a_pty() {
 
 #[tokio::test(start_paused = true)]
 async fn half_a_request_is_forgotten_after_a_silence() {
-    let (mut client, mut line) = tokio::io::duplex(64);
-    let doc = sim_doc(2, "");
-    let ledger = Arc::default();
-    let unit = image::Unit::new("plc", &doc.servers[0].units[0], &ledger);
-    let plant = talk::Plant {
-        name: "plc".to_owned(),
-        framing: SimFraming::Rtu,
-        units: BTreeMap::from([(2, unit)]),
-        started: Instant::now(),
-        ledger,
-        faults: Mutex::default(),
-        stopping: CancellationToken::new(),
-    };
-    let plant = tokio::spawn(async move { plant.converse(&mut line).await });
+    let (mut client, plant) = converse(SimFraming::Rtu, &[]);
     send(&mut client, &RTU_READ[..4]).await;
     sleep(Duration::from_millis(90)).await;
     send(&mut client, &RTU_READ[4..]).await;

@@ -76,6 +76,7 @@ mod tests {
 
     use super::*;
     use crate::sim::SimFraming;
+    use crate::sim::alter::Before;
     use crate::sim::wire::Asked;
     use crate::types::{Span, UnitId};
 
@@ -86,7 +87,12 @@ mod tests {
             assert!(schedule.add(fault.clone(), start));
         }
         let asked = Asked { raw: vec![], id: 0, unit, pdu: vec![3, 0, 0, 0, 1] };
-        let answer = Answer { framing: SimFraming::Tcp, asked: &asked, pdu: &[3, 2, 0, 0] };
+        let answer = Answer {
+            framing: SimFraming::Tcp,
+            asked: &asked,
+            before: Before::default(),
+            pdu: &[3, 2, 0, 0],
+        };
         (0..seconds)
             .map(|second| match schedule.choose(answer, start + Duration::from_secs(second)) {
                 None => '.',

@@ -15,7 +15,7 @@ use tokio_modbus::ExceptionCode;
 use tokio_util::sync::CancellationToken;
 
 use super::SimFraming;
-use super::alter::{Answer, Step, altered, plain};
+use super::alter::{Answer, Before, Step, altered, plain};
 use super::image::{Unit, lock};
 use super::ledger::{Ledger, Reply};
 use super::schedule::Schedule;
@@ -56,6 +56,7 @@ impl Plant {
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let mut buffer = Vec::new();
+        let (connected, mut replied) = (Instant::now(), BTreeMap::new());
         loop {
             let asked = tokio::select! {
                 // Between requests only: a reply that is under way leaves.
@@ -64,16 +65,23 @@ impl Plant {
                 asked = next(stream, &mut buffer, self.framing) => asked?,
             };
             let Some(asked) = asked else { return Ok(End::Left) };
-            if let Some(turn) = self.turn(&asked)
-                && turn.play(stream, &self.stopping).await?
-            {
+            let before = Before {
+                connect: Some(connected.elapsed()),
+                reply: replied.get(&asked.unit).map(Instant::elapsed),
+            };
+            let Some(turn) = self.turn(&asked, before) else { continue };
+            let speaks = turn.speaks();
+            if turn.play(stream, &self.stopping).await? {
                 return Ok(End::HungUp);
+            }
+            if speaks {
+                replied.insert(asked.unit, Instant::now());
             }
         }
     }
 
     /// What answers a request; `None` where nobody does.
-    fn turn(&self, asked: &Asked) -> Option<Turn> {
+    fn turn(&self, asked: &Asked, before: Before) -> Option<Turn> {
         let unit = self.units.get(&asked.unit);
         if unit.is_none() && self.framing == SimFraming::Rtu {
             // On a serial line only the one who is asked speaks.
@@ -87,7 +95,7 @@ impl Plant {
         };
         reply.exception = pdu.is_err();
         let pdu = pdu.unwrap_or_else(|code| vec![asked.pdu[0] | 0x80, code.into()]);
-        let answer = Answer { framing: self.framing, asked, pdu: &pdu };
+        let answer = Answer { framing: self.framing, asked, before, pdu: &pdu };
         let kind = lock(&self.faults).choose(answer, Instant::now());
         if let Some(kind) = kind {
             tracing::info!(server = %self.name, unit = asked.unit, "simulator: {kind}");
@@ -134,6 +142,11 @@ struct Turn {
 }
 
 impl Turn {
+    /// Whether the unit says anything.
+    fn speaks(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Reply(_) | Step::Send(_)))
+    }
+
     /// Lets the reply leave; `true` where the connection must be closed then.
     async fn play<S: AsyncWrite + Unpin>(
         mut self,

@@ -41,7 +41,8 @@ pub struct ModbusDevice {
     #[serde(default)]
     pub order: Order,
     /// The register map.
-    pub points: Vec<ModbusPoint>,
+    #[schemars(with = "Vec<ModbusPoint>")]
+    pub points: RegisterMap,
 }
 
 /// A group of points that are read together.
@@ -285,19 +286,17 @@ impl ModbusDevice {
             Some(name) => *name == poll.name,
             None => index == 0,
         };
-        Self {
-            polls: vec![poll.clone()],
-            points: self.points.iter().filter(belongs).cloned().collect(),
-            ..self.clone()
-        }
+        let points = if self.points.iter().all(|point| belongs(&point)) {
+            self.points.clone()
+        } else {
+            self.points.iter().filter(belongs).cloned().collect()
+        };
+        Self { polls: vec![poll.clone()], points, ..self.clone() }
     }
 
     /// The columns of all poll groups.
     pub fn columns(&self) -> Vec<Point> {
-        self.points
-            .iter()
-            .map(|p| Point { unit: p.unit.clone(), ..Point::new(p.name.as_str(), p.data_type()) })
-            .collect()
+        self.points.columns().to_vec()
     }
 }
 
@@ -484,6 +483,9 @@ fn default_backoff_min() -> Span {
 fn default_backoff_max() -> Span {
     Span::from_secs(30)
 }
+
+mod map;
+pub use map::RegisterMap;
 
 #[cfg(feature = "io")]
 pub use io::ModbusSouth;

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_drivers::types::{Bytes, Name, Span};
 
-use crate::{Device, Link, SinkSection, StreamSection, StreamTest};
+use crate::{Device, DeviceDriver, Link, SinkSection, StreamSection, StreamTest};
 
 /// A Tidegate configuration.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -43,6 +43,18 @@ pub struct Document {
     /// Tests of streams on virtual time, run by `tidegate test`.
     #[serde(default)]
     pub tests: Vec<StreamTest>,
+}
+
+impl Document {
+    /// Holds equal register maps once.
+    pub(crate) fn share_register_maps(&mut self) {
+        let mut known = Vec::new();
+        for device in &mut self.devices {
+            if let DeviceDriver::Modbus(modbus) = &mut device.driver {
+                modbus.points.share(&mut known);
+            }
+        }
+    }
 }
 
 /// What this gateway is called and where it stands.

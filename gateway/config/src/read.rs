@@ -205,6 +205,9 @@ fn gather(sources: &[SourceFile], env: &dyn Environment) -> (Option<Loaded>, Pro
     if document.is_none() && !problems.is_full() && stand_in(&mut root) {
         document = repair::read::<Document>(&mut root, sources, &mut problems, &mut damaged);
     }
+    if let Some(document) = &mut document {
+        document.share_register_maps();
+    }
     let spans = Spans { root: Some(root), sources: sources.to_vec() };
     (document.map(|document| Loaded { document, spans, damaged }), problems)
 }

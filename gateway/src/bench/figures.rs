@@ -1,8 +1,8 @@
 //! Figures: how a value stands beside its baseline, and how both are written.
 //!
 //! One JSON object a line with at least `name`, `value`, `unit`, `baseline` and `ratio`; the last two
-//! are null where a figure stands alone. `low` and `high` are the ratio's (or value's) spread over
-//! the rounds. Knows no measurement.
+//! are null where a figure stands alone. Value, baseline and ratio are medians of `rounds`; `low` and
+//! `high` are the ratio's (or value's) spread over them. Knows no measurement.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -29,6 +29,7 @@ pub(super) struct Figure {
     pub(super) ratio: Option<f64>,
     low: f64,
     high: f64,
+    rounds: usize,
     bar: Option<Bar>,
     met: Option<bool>,
 }
@@ -38,8 +39,18 @@ impl Figure {
     pub(super) fn alone(name: impl Into<String>, unit: &'static str, values: &[f64]) -> Self {
         let (low, high) = spread(values);
         let value = median(values);
-        let name = name.into();
-        Self { name, value, unit, baseline: None, ratio: None, low, high, bar: None, met: None }
+        Self {
+            name: name.into(),
+            value,
+            unit,
+            baseline: None,
+            ratio: None,
+            low,
+            high,
+            rounds: values.len(),
+            bar: None,
+            met: None,
+        }
     }
 
     /// Pairs of (product, baseline), each measured one after the other; the ratio is the median of
@@ -57,6 +68,7 @@ impl Figure {
             ratio: Some(median(&ratios)),
             low,
             high,
+            rounds: pairs.len(),
             bar: None,
             met: None,
         }
@@ -204,5 +216,7 @@ mod tests {
         for key in ["name", "value", "unit", "baseline", "ratio"] {
             assert!(value.get(key).is_some(), "{key}");
         }
+        let spread = (value["low"].as_f64(), value["high"].as_f64(), value["rounds"].as_u64());
+        assert_eq!(spread, (Some(1.0), Some(2.5), Some(3)));
     }
 }

@@ -47,6 +47,8 @@ pub struct BenchArgs {
 struct Effort {
     /// Pairs of product and baseline.
     rounds: usize,
+    /// Pairs of gateways with and without a heavy query: lateness differs most from run to run.
+    lateness_pairs: usize,
     /// Until a gateway's first 10 s window has closed and memory has found its level.
     settle: Duration,
     /// What is measured of a gateway.
@@ -62,9 +64,16 @@ impl Effort {
         let s = Duration::from_secs;
         if args.short {
             let (settle, measure, baseline) = (s(3), s(4), s(2));
-            return Self { rounds: 1, settle, measure, baseline, rows: 200_000 };
+            return Self { rounds: 1, lateness_pairs: 2, settle, measure, baseline, rows: 200_000 };
         }
-        Self { rounds: 3, settle: s(14), measure: s(20), baseline: s(10), rows: 2_000_000 }
+        Self {
+            rounds: 3,
+            lateness_pairs: 5,
+            settle: s(14),
+            measure: s(20),
+            baseline: s(10),
+            rows: 2_000_000,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use tidegate_config::{
     Device, DeviceDriver, Link, SinkSection, StreamSection, Table as TableConfig,
 };
 use tidegate_drivers::bus::{self, BusHandle};
-use tidegate_drivers::{Fault, TableBuilder};
+use tidegate_drivers::{ArrayPool, Fault, TableBuilder};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -159,8 +159,16 @@ impl Running {
             }
         };
         let clock = self.around.clock.clone();
+        // Polled devices share a thread, and so the arrays that are used again.
+        let (crew, arrays) = match device.driver {
+            DeviceDriver::Modbus(_) => (self.around.crews.poll.clone(), self.arrays.clone()),
+            DeviceDriver::Mqtt(_)
+            | DeviceDriver::Generate(_)
+            | DeviceDriver::Serial(_)
+            | DeviceDriver::Replay(_) => (Handle::current(), ArrayPool::default()),
+        };
         let part = Source {
-            rows: TableBuilder::sharing(south.shared_points(), device.point_quality),
+            rows: TableBuilder::sharing(south.shared_points(), device.point_quality, arrays),
             south,
             batcher: Batcher::new(device.name.as_str(), columns.clone(), feed, clock, first_seq),
             name: name.clone(),
@@ -174,13 +182,6 @@ impl Running {
             pulse,
             stop: stop.clone(),
             unsettled: Unsettled::default(),
-        };
-        let crew = match device.driver {
-            DeviceDriver::Modbus(_) => self.around.crews.poll.clone(),
-            DeviceDriver::Mqtt(_)
-            | DeviceDriver::Generate(_)
-            | DeviceDriver::Serial(_)
-            | DeviceDriver::Replay(_) => Handle::current(),
         };
         let task = run(&crew, "device", &name, &health, &stop, part);
         Worker { wish, ends: view, stop, task: Some(task) }

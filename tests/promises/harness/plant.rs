@@ -1,4 +1,4 @@
-//! A Modbus TCP server on pymodbus; what it serves is written in `tests/plant.py`.
+//! A Modbus server on pymodbus, over TCP; what it serves is written in `tests/plant.py`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, ChildStdout, Stdio};
@@ -15,10 +15,15 @@ pub(crate) struct Plant {
 }
 
 impl Plant {
-    /// Starts it and returns when it listens.
+    /// Starts one that speaks Modbus TCP and returns when it listens.
     pub(crate) fn start(scratch: &Scratch) -> Self {
+        Self::framed(scratch, "socket")
+    }
+
+    /// Starts one with a framer of pymodbus, `socket` or `rtu`.
+    pub(crate) fn framed(scratch: &Scratch, framer: &str) -> Self {
         let mut command = command(python());
-        command.arg(repository().join("tests/plant.py")).arg("0");
+        command.arg(repository().join("tests/plant.py")).args(["0", framer]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Program::start("plant.py", &mut command, &scratch.join("plant.log"));
         let to = process.child.stdin.take().expect("a pipe");

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::ModbusDevice;
 use crate::backoff::Backoff;
 use crate::border::{Fault, Receipt, South};
-use crate::bus::{Answer, BusHandle, Gone, Membership, NewJob};
+use crate::bus::{Answer, BusHandle, Gone, NewJob};
 use crate::modbus::plan::Hole;
 use crate::modbus::scheduler::{Outcome, Scheduler};
 use crate::modbus::transaction::Failure;
@@ -40,6 +40,7 @@ enum Phase {
 /// answer gives rows of nulls.
 pub struct ModbusSouth {
     name: String,
+    unit: u8,
     points: Arc<[Point]>,
     period: Duration,
     timeout: Duration,
@@ -58,7 +59,6 @@ pub struct ModbusSouth {
     ready_at: Option<Instant>,
     /// Travels with each request and comes back with its data.
     buffer: Vec<u8>,
-    _membership: Membership,
 }
 
 impl std::fmt::Debug for ModbusSouth {
@@ -97,7 +97,8 @@ impl ModbusSouth {
             delay: device.inter_request_delay.duration(),
             ready_at: None,
             name,
-            points: device.columns().into(),
+            unit: device.unit_id.get(),
+            points: device.points.columns(),
             period,
             timeout: device.timeout.duration(),
             scheduler: Scheduler::new(device),
@@ -105,7 +106,6 @@ impl ModbusSouth {
             phase: Phase::Idle,
             due: None,
             buffer: Vec::new(),
-            _membership: bus.join(),
             bus,
         })
     }
@@ -212,7 +212,8 @@ impl ModbusSouth {
     /// Writes the cycle's row and shows what it came to.
     fn end_cycle(&mut self, rows: &mut TableBuilder) {
         self.phase = Phase::Idle;
-        let outcome = self.scheduler.finish(rows, Instant::now(), self.bus.is_shared());
+        let others = self.bus.others_answered(self.unit);
+        let outcome = self.scheduler.finish(rows, Instant::now(), others);
         let error = self.scheduler.error();
         match outcome {
             Outcome::NoLink => self.missed(error.map(str::to_owned)),
@@ -289,7 +290,7 @@ impl South for ModbusSouth {
                 if !self.wait().await? {
                     return Ok(None);
                 }
-                self.scheduler.start(Instant::now());
+                self.scheduler.start(Instant::now(), self.bus.others_answered(self.unit));
                 self.phase = Phase::Running;
             }
             self.cycle().await?;

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::tests::{Rig, SECOND, holding, honest, link, reasons, values};
 use super::*;
-use crate::modbus::peer::{Does, Peer};
+use crate::modbus::peer::{Does, Peer, Seen};
 use crate::table::{Quality, Rows};
 
 /// Field case A17: one reply comes 50 ms after its deadline, when the next request, of another
@@ -118,13 +118,65 @@ async fn a27_a_unit_that_a_gateway_cannot_reach_is_demoted() {
     });
     let bus = link(&peer, json!({}));
     let mut dead = Rig::new(&bus, json!({ "unit_id": 1 }), &holding(&[1, 500]));
-    let _other = Rig::new(&bus, json!({ "unit_id": 2 }), &holding(&[1]));
+    let mut other = Rig::new(&bus, json!({ "unit_id": 2 }), &holding(&[1]));
     for _ in 0..60 {
-        let rows = dead.cycle().await;
+        let (rows, _) = tokio::join!(dead.cycle(), other.cycle());
         assert_eq!(reasons(&rows), [Some("gateway_target"); 2]);
     }
     let asked = peer.seen().iter().filter(|s| s.unit == 1).count();
     assert!(asked <= 6, "{asked} requests in 60 s");
+}
+
+/// What was asked of each of three units in each second from the first request on.
+fn each_second(peer: &Peer) -> Vec<[usize; 3]> {
+    let seen = peer.seen();
+    let mut counts = Vec::new();
+    for one in &seen {
+        let second = usize::try_from((one.at - seen[0].at).as_secs()).unwrap();
+        counts.resize(counts.len().max(second + 1), [0; 3]);
+        counts[second][usize::from(one.unit) - 1] += 1;
+    }
+    counts
+}
+
+/// A cable that all units hang on is cut from second 20 to second 80; unit 1 is dead all the time.
+/// Nobody is spared by asking the others seldom while all are silent, so they are back with their
+/// first cycle; unit 1 is asked seldom before and afterwards.
+#[tokio::test(start_paused = true)]
+async fn units_that_are_all_silent_are_asked_each_cycle() {
+    let start = Instant::now();
+    let peer = Peer::rtu(move |seen| {
+        let cut = (20..80).contains(&(seen.at - start).as_secs());
+        if cut || seen.unit == 1 { Does::Nothing } else { Does::Says(seen.addresses()) }
+    });
+    let bus = link(&peer, json!({ "framing": "rtu" }));
+    let until = start + SECOND * 140;
+    let devices = (1..=3).map(|unit| {
+        let fields = json!({ "unit_id": unit, "timeout": "200ms" });
+        let mut rig = Rig::new(&bus, fields, &holding(&[40]));
+        async move {
+            let mut good = Vec::new();
+            while let Ok(rows) = tokio::time::timeout_at(until, rig.cycle()).await {
+                if rows.qualities == [Quality::Good] {
+                    good.push((rows.arrived[0] - start).as_secs());
+                }
+            }
+            good
+        }
+    });
+    let good = futures::future::join_all(devices).await;
+    for unit in &good[1..] {
+        let right: Vec<u64> = (0..20).chain(80..140).collect();
+        assert_eq!(*unit, right);
+    }
+    let asked = each_second(&peer);
+    for (second, counts) in asked.iter().enumerate().take(80).skip(22) {
+        assert!(counts[1] >= 1 && counts[2] >= 1, "second {second}: {counts:?}");
+    }
+    let dead = |from: usize, to: usize| asked[from..to].iter().map(|c| c[0]).sum::<usize>();
+    assert!(dead(3, 20) <= 4, "{} while the others live", dead(3, 20));
+    assert!(dead(32, 80) >= 47, "{} while nobody does", dead(32, 80));
+    assert!(dead(84, 140) <= 8, "{} when they live again", dead(84, 140));
 }
 
 #[tokio::test(start_paused = true)]
@@ -164,6 +216,53 @@ async fn silent_blocks_do_not_hide_the_others() {
         seen += usize::from(values(&rig.cycle().await, 0)[2] == Some(1000));
     }
     assert!(seen >= 3, "{seen} of 9");
+}
+
+/// A device that says nothing to addresses that it does not have: the block is asked for at growing
+/// intervals, and every cycle once it is there.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_is_never_answered_rests() {
+    let start = Instant::now();
+    let silent = move |seen: &Seen| seen.start == 0 && (seen.at - start).as_secs() < 100;
+    let peer = Peer::new(
+        move |seen| {
+            if silent(seen) { Does::Nothing } else { Does::Says(seen.addresses()) }
+        },
+    );
+    let bus = link(&peer, json!({}));
+    let fields = json!({ "timeout": "500ms" });
+    let mut rig = Rig::new(&bus, fields, &holding(&[0, 500, 1000]));
+    let mut rows = Vec::new();
+    while start.elapsed() < SECOND * 140 {
+        rows.push(rig.cycle().await);
+    }
+    assert_eq!(rows.len(), 141, "no cycle is lost to it");
+    assert!(rows.iter().all(|row| values(row, 0)[1..] == [Some(500), Some(1000)]));
+    let asked: Vec<u64> =
+        peer.seen().iter().filter(|s| s.start == 0).map(|s| (s.at - start).as_secs()).collect();
+    // Five cycles, then 10 times the timeout: 5 s, 10 s, 20 s, 30 s, each on the next cycle.
+    assert_eq!(asked[..10], [0, 1, 2, 3, 4, 10, 21, 42, 73, 104]);
+    assert!(asked[10..].iter().eq((105..=140).collect::<Vec<_>>().iter()), "{asked:?}");
+    assert_eq!(reasons(&rows[50]), [Some("timeout"), None, None]);
+    assert_eq!(values(&rows[110], 0)[0], Some(0));
+    assert_eq!(rig.south.stats().last_error(), None);
+}
+
+/// A line that loses two replies of three: what is missed now and then does not rest.
+#[tokio::test(start_paused = true)]
+async fn a_block_that_is_answered_now_and_then_is_asked_each_cycle() {
+    let mut count = 0;
+    let peer = Peer::new(move |seen| {
+        count += usize::from(seen.start == 0);
+        let lost = seen.start == 0 && count % 3 != 0;
+        if lost { Does::Nothing } else { Does::Says(seen.addresses()) }
+    });
+    let bus = link(&peer, json!({}));
+    let mut rig = Rig::new(&bus, json!({ "timeout": "100ms" }), &holding(&[0, 500]));
+    for _ in 0..60 {
+        rig.cycle().await;
+    }
+    assert_eq!(peer.seen().iter().filter(|s| s.start == 0).count(), 60);
 }
 
 /// Field cases A33 and A34: no row and no queue while the link is down, and after 20 reconnects
