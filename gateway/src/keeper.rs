@@ -8,13 +8,12 @@ mod export;
 use std::sync::Arc;
 
 use futures::FutureExt;
-use tidegate_engine::store::{Commit, Recovery, Rejected, Store, StoreError};
+use tidegate_engine::store::{Recovery, Rejected, Store, StoreError};
 use tidegate_web_ui::{
     Exportable, Exported, Keeper, Kept, Letters, Records, Refusal, RejectedRecord, ReplayRate,
     StoreCompacted, StoreContents, StoreVerified,
 };
 
-use crate::ledger;
 use crate::pump::Asked;
 use crate::status::store::{contents, store_status};
 use crate::status::{GatewayStatus, rfc3339};

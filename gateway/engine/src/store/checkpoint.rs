@@ -220,6 +220,7 @@ pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Res
     state.meta.commit = commit;
     state.meta.run = book.files.run;
     state.meta.ring = book.files.ring_id;
+    state.meta.ring_length = book.files.ring_length;
     state.meta.clean = clean;
     let mut outcome = write_tree(book, state);
     if let Err(Trouble::Full(_)) = &outcome

@@ -39,6 +39,9 @@ pub(super) trait Disk: Debug + Send + Sync {
     /// The names of all files in the folder.
     fn names(&self) -> io::Result<Vec<String>>;
 
+    /// Bytes that files can still grow by.
+    fn room(&self) -> io::Result<u64>;
+
     /// Makes the names of new files durable.
     fn sync_names(&self) -> io::Result<()>;
 
@@ -120,6 +123,11 @@ impl Disk for Folder {
         }
         fs::rename(self.path(from), self.path(to))?;
         self.sync()
+    }
+
+    fn room(&self) -> io::Result<u64> {
+        let figures = rustix::fs::statvfs(&self.0)?;
+        Ok(figures.f_bavail.saturating_mul(figures.f_frsize))
     }
 
     fn sync_names(&self) -> io::Result<()> {

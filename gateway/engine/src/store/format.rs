@@ -212,6 +212,8 @@ pub(super) struct Meta {
     pub(super) gateway: String,
     /// Which ring the frames belong to.
     pub(super) ring: u64,
+    /// The ring's length.
+    pub(super) ring_length: u64,
     /// Sequence of the first frame of which rows are still needed.
     pub(super) tail: u64,
     /// The number of the process that wrote the checkpoint.
@@ -231,6 +233,7 @@ impl Meta {
             commit: 0,
             gateway: gateway.to_owned(),
             ring,
+            ring_length: 0,
             tail: 1,
             run: 0,
             day: 0,
@@ -246,6 +249,7 @@ impl Meta {
         out.extend_from_slice(&self.commit.to_le_bytes());
         put_bytes(&mut out, self.gateway.as_bytes());
         out.extend_from_slice(&self.ring.to_le_bytes());
+        out.extend_from_slice(&self.ring_length.to_le_bytes());
         out.extend_from_slice(&self.tail.to_le_bytes());
         out.extend_from_slice(&self.run.to_le_bytes());
         out.extend_from_slice(&self.day.to_le_bytes());
@@ -272,6 +276,7 @@ impl Meta {
             commit,
             gateway,
             ring: reader.u64()?,
+            ring_length: reader.u64()?,
             tail: reader.u64()?,
             run: reader.u32()?,
             day: reader.i64()?,

@@ -238,7 +238,9 @@ impl Opening<'_> {
         let made = disk.open(RING_NEW, true).and_then(|inner| {
             let traffic = Arc::clone(&self.traffic);
             let file = Counted { inner, traffic, is_tree: false };
-            ring::fill(&file, self.options.ring_bytes.max(RING_BYTES_MIN))?;
+            // On a small disk the ring takes a quarter of what is there.
+            let most = (disk.room()? / 4).min(self.options.ring_bytes);
+            ring::fill(&file, most.max(RING_BYTES_MIN))?;
             drop(file);
             disk.publish(RING_NEW, RING, None)
         });
@@ -276,8 +278,10 @@ impl Opening<'_> {
             queue.saved = queue.end();
         }
         let mut replayed = replay(&mut book, &mut state, found, commit, false);
-        if ring_lost && !state.meta.clean {
-            tracing::error!("the store's ring is gone; what was in it alone is lost");
+        // Frames that were there last are not found: others may have been there behind them.
+        let is_short = book.files.ring_length != state.meta.ring_length;
+        if (ring_lost || is_short || replayed.ends_early) && !state.meta.clean {
+            tracing::error!(ring_lost, is_short, "the end of the store's ring is gone");
             book.damage.records += 1;
             replayed.broken += 1;
         }

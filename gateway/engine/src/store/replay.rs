@@ -28,6 +28,8 @@ pub(super) struct Replayed {
     pub(super) broken: u64,
     /// The last frame was not whole.
     pub(super) torn: bool,
+    /// The last frame that the checkpoint contains should be there, and no later one is.
+    pub(super) ends_early: bool,
     /// Broken entries, key and value, of frames that may have been let go.
     pub(super) suspects: Vec<(Vec<u8>, Vec<u8>)>,
 }
@@ -49,15 +51,16 @@ pub(super) fn replay(
         let (offset, header) = *intact.unwrap_or(&group[0]);
         bodies.push((offset, header, intact.is_some()));
     }
-    let last = bodies.iter().rposition(|(_, _, intact)| *intact);
-    if let Some((_, header, _)) = bodies.last().filter(|_| last != Some(bodies.len() - 1)) {
-        tracing::info!(
-            sequence = header.sequence,
-            "the last frame is not whole: never acknowledged"
-        );
-        replayed.torn = true;
+    // One frame at most was on its way when the power went; of several that are broken at the end
+    // all but the last were acknowledged.
+    if let Some((_, header, false)) = bodies.last() {
+        let sequence = header.sequence;
+        tracing::info!(sequence, "the last frame is not whole: never acknowledged");
+        replayed.torn = sequence > commit;
+        bodies.pop();
     }
-    bodies.truncate(last.map_or(0, |last| last + 1));
+    let last = bodies.last().map_or(0, |(_, header, _)| header.sequence);
+    replayed.ends_early = !whole && last < commit && state.meta.tail <= commit;
     // No frame behind this one was ever let go.
     let kept_from = if whole { last_snapshot(book, &bodies) } else { commit };
     let mut expected = kept_from + 1;

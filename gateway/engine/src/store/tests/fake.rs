@@ -239,6 +239,10 @@ impl Disk for FakeDisk {
         Ok(FakeDisk::names(self))
     }
 
+    fn room(&self) -> io::Result<u64> {
+        Ok(1 << 40)
+    }
+
     fn sync_names(&self) -> io::Result<()> {
         self.step(false)
     }
