@@ -111,12 +111,12 @@ impl Committer {
                     taken = Some(work);
                 }
             }
-            if self.book.memory() > 0 && (self.stats.stalled.is_none() || turn.flush) {
+            let writes = self.book.memory() > 0 && (self.stats.stalled.is_none() || turn.flush);
+            if writes {
                 self.persist();
             }
-            match &taken {
-                Some(work) => self.shared.publish(&self.state, self.figures(), work),
-                None => self.shared.show(self.figures()),
+            if writes || taken.is_some() {
+                self.shared.publish(&self.state, self.figures(), taken.as_ref());
             }
             self.tell(taken);
             if self.stats.stalled.is_none() && (turn.flush || !self.reclaim_failed) {
@@ -199,7 +199,11 @@ impl Committer {
                 }
                 return;
             };
-            tracing::error!(reason = met.text(), attempt, "the store cannot write");
+            if self.stats.stalled.as_deref() == Some(met.text()) {
+                tracing::debug!(reason = met.text(), attempt, "the store still cannot write");
+            } else {
+                tracing::error!(reason = met.text(), attempt, "the store cannot write");
+            }
             self.stats.last_error = Some(met.text().to_owned());
             self.stats.reopened += 1;
             self.book.files.forget();

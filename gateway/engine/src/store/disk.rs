@@ -156,8 +156,12 @@ impl Disk for Folder {
         let beside = format!("{name}.new");
         let mut file =
             Self::options().create(true).truncate(true).write(true).open(self.path(&beside))?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        if let Err(error) = written {
+            // On a full disk half a file would take what room there is.
+            self.remove(&beside)?;
+            return Err(error);
+        }
         self.publish(&beside, name, None)
     }
 

@@ -345,30 +345,35 @@ impl Shared {
     }
 
     /// Waits for something to do. While the thread is `blocked`, because it holds as much in memory
-    /// as it may, everything else stays in the queue.
+    /// as it may, commits stay in the queue; what frees room does not.
     pub(super) fn wait(&self, blocked: bool) -> Turn {
         let mut inbox = lock(&self.inbox);
-        loop {
-            let due = !blocked && self.is_due(&inbox);
-            if !inbox.asks.is_empty() || due || inbox.flush || inbox.close {
-                break;
-            }
+        let is_due = |inbox: &Inbox| {
+            if blocked { !inbox.work.orders.is_empty() } else { self.is_due(inbox) }
+        };
+        while inbox.asks.is_empty() && !is_due(&inbox) && !inbox.flush && !inbox.close {
             inbox = self.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
         }
+        let take = is_due(&inbox) || inbox.flush || inbox.close;
         let flush = std::mem::take(&mut inbox.flush) || inbox.close;
-        let take = !blocked && (flush || self.is_due(&inbox));
         let work = take.then(|| {
-            inbox.bytes = 0;
-            inbox.waits = 0;
-            std::mem::take(&mut inbox.work)
+            let mut work = std::mem::take(&mut inbox.work);
+            if blocked {
+                inbox.work.commits = std::mem::take(&mut work.commits);
+            } else {
+                inbox.bytes = 0;
+                inbox.waits = 0;
+            }
+            work
         });
         Turn { asks: std::mem::take(&mut inbox.asks), work, flush, close: inbox.close }
     }
 
     /// Shows what can be read now; `work` is what made it so.
-    pub(super) fn publish(&self, state: &State, figures: StoreStats, work: &Work) {
+    pub(super) fn publish(&self, state: &State, figures: StoreStats, work: Option<&Work>) {
         let mut inbox = lock(&self.inbox);
-        for rows in work.commits.iter().flat_map(|pending| &pending.commit.outbox) {
+        let commits = work.into_iter().flat_map(|work| &work.commits);
+        for rows in commits.flat_map(|pending| &pending.commit.outbox) {
             if let Some(coming) = inbox.coming.get_mut(&rows.sink) {
                 coming.0 = coming.0.saturating_sub(rows.bodies.len() as u64);
                 let bytes: u64 = rows.bodies.iter().map(row_bytes).sum();

@@ -451,6 +451,7 @@ impl Opening<'_> {
 pub(super) fn keep_reserve(disk: &dyn Disk, ring_length: u64) {
     let bytes = usize::try_from(RESERVE_BYTES.min(ring_length / 4)).unwrap_or(0);
     if let Ok(None) = disk.length(RESERVE)
+        && disk.room().is_ok_and(|room| room / 4 > bytes as u64)
         && let Err(error) = disk.write(RESERVE, &vec![0; bytes])
     {
         tracing::warn!(%error, "no reserve for a full disk can be kept");

@@ -45,6 +45,14 @@ fn name(number: u32) -> String {
     format!("{PREFIX}{number:08}")
 }
 
+fn append(file: &dyn StorageBackend, at: u64, bytes: &[u8]) -> io::Result<()> {
+    if file.len()? < at + bytes.len() as u64 {
+        file.set_len(at + bytes.len() as u64)?;
+    }
+    file.write(at, bytes)?;
+    file.sync_data()
+}
+
 /// Where a run of entries was put.
 #[derive(Debug)]
 pub(super) struct Run {
@@ -107,11 +115,13 @@ impl Shelves {
             let mut padded = bytes.clone();
             let block = usize::try_from(BLOCK).unwrap_or(4096);
             padded.resize(bytes.len().next_multiple_of(block), 0);
-            if file.len()? < at + padded.len() as u64 {
-                file.set_len(at + padded.len() as u64)?;
+            if let Err(error) = append(&*file, at, &padded) {
+                // On a full disk half a run would take what room there is.
+                if let Err(again) = file.set_len(at) {
+                    tracing::debug!(error = %again, number, "half a run stays on a shelf");
+                }
+                return Err(error);
             }
-            file.write(at, &padded)?;
-            file.sync_data()?;
             if known != Some(number) {
                 self.disk.sync_names()?;
             }
