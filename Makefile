@@ -36,4 +36,5 @@ bench: ## figures beside their baselines, in target/bench/results.jsonl (the bui
 
 soak: setup ## the long forms of the tests that break, fill and wear the disk (a release build, then hours)
 	cargo build --release --workspace --bins
+	TIDEGATE_CRASHES=100000 cargo test --release --workspace --lib -- store::tests::crash
 	TIDEGATE_SOAK=1 cargo test --release --workspace --test promises -- --test-threads 4 ::f0 ::f10 ::f25 ::f26 ::a52

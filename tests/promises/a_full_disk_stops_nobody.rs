@@ -89,16 +89,6 @@ fn not_a_byte_is_free(is_killed: bool) {
     let now = now.expect("few");
     wait_until("what was read since the far side is back", secs(60), || {
         assert!(gateway.runs(), "the gateway has ended:\n{}", gateway.log());
-        if std::env::var_os("DBG").is_some() {
-            let st = gateway.status();
-            eprintln!(
-                "DBG {} {} {}",
-                st["store"],
-                part(&st["ledger"], "sinks", "uplink"),
-                st["sinks"]
-            );
-            std::thread::sleep(secs(3));
-        }
         far_side.look(|all| {
             all.iter().rev().any(|record| record.body["n"].as_i64().is_some_and(|n| n >= now))
         })
