@@ -28,8 +28,9 @@ pub struct StoreOptions {
     /// Bytes of log values, waiting rows and dead letters that the store holds at most; see
     /// [`WhenFull`] for what gives way. The file itself carries free pages on top.
     pub max_bytes: u64,
-    /// Length of the ring that a store made anew gets: whole KiB, at least 64 KiB. What is not needed
-    /// any more before the ring comes round is written once. A store that exists keeps its own.
+    /// Length of the ring that a store made anew gets, at least 64 KiB, and at most a quarter of the
+    /// disk's room and of `max_bytes`. What is not needed any more before the ring comes round is
+    /// written once. A store that exists keeps its own.
     pub ring_bytes: u64,
     /// The gateway's name, kept in the file for whoever finds it.
     pub gateway: String,

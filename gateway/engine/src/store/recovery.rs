@@ -34,6 +34,8 @@ const LOCK: &str = "store.lock";
 const EPOCH: &str = "store.epoch";
 /// Broken files that are kept; after that the newest takes the last place.
 const QUARANTINES_MAX: u32 = 4;
+/// A ring of this length is made for the smallest bound of a store.
+const RING_BYTES_SMALL: u64 = 512 << 10;
 /// The smallest ring.
 const RING_BYTES_MIN: u64 = 64 << 10;
 /// Bytes that are kept back for a full disk, at most.
@@ -238,8 +240,9 @@ impl Opening<'_> {
         let made = disk.open(RING_NEW, true).and_then(|inner| {
             let traffic = Arc::clone(&self.traffic);
             let file = Counted { inner, traffic, is_tree: false };
-            // On a small disk the ring takes a quarter of what is there.
-            let most = (disk.room()? / 4).min(self.options.ring_bytes);
+            // On a small disk, or in a small store, the ring takes a quarter of what there is.
+            let bound = (self.options.max_bytes / 4).max(RING_BYTES_SMALL);
+            let most = (disk.room()? / 4).min(bound).min(self.options.ring_bytes);
             ring::fill(&file, most.max(RING_BYTES_MIN))?;
             drop(file);
             disk.publish(RING_NEW, RING, None)
