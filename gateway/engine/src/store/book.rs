@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::damage::Damage;
 use super::files::Files;
-use super::format::{Entry, Kind, key, put_entry};
+use super::format::{Entry, Kind, key, put_entry, put_entry_with};
 use super::ring::{self, HEADER};
 
 /// Where a piece lies.
@@ -123,12 +123,16 @@ pub(super) struct Book {
     /// The frame being made: room for the header, then entries.
     pub(super) draft: Vec<u8>,
     pub(super) draft_live: u32,
+    /// The memory of a frame that is durable, for the next draft.
+    spare: Vec<u8>,
     /// Sequence of the frame being made.
     pub(super) sequence: u64,
     /// Where the next frame goes, if it fits there.
     pub(super) head: u64,
 }
 
+/// Bytes of a frame whose memory is kept for the next one.
+const SPARE_BYTES_MAX: usize = 4 << 20;
 /// Times that a read is tried before its bytes are given up.
 const READS_MAX: u32 = 3;
 
@@ -144,6 +148,7 @@ impl Book {
             frames: VecDeque::new(),
             draft: vec![0; HEADER],
             draft_live: 0,
+            spare: Vec::new(),
             sequence,
             head: 0,
         }
@@ -178,14 +183,32 @@ impl Book {
         created: i64,
         body: &[u8],
     ) -> u64 {
+        let written = self.push_with(side, name, (first, rows), created, |out| {
+            out.extend_from_slice(body);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        match written {
+            Ok(length) => length,
+        }
+    }
+
+    /// As [`Book::push`], with a body that `write` appends. After an error nothing has changed.
+    pub(super) fn push_with<E>(
+        &mut self,
+        side: Side,
+        name: &Arc<str>,
+        (first, rows): (u64, u32),
+        created: i64,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<u64, E> {
         let at = u32::try_from(self.draft.len()).unwrap_or(u32::MAX);
-        let length = self.note(side.kind(), name, first, body);
+        let length = put_entry_with(&mut self.draft, &key(side.kind(), name, first), write)?;
         let place = Place::Frame { sequence: self.sequence, at };
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let piece = Piece { first, rows, length, created, place };
         self.draft_live += 1;
         self.queues_mut(side).entry(name.clone()).or_default().pieces.push_back(piece);
-        u64::from(length)
+        Ok(u64::from(length))
     }
 
     /// Takes the pieces with these indices out of a queue.
@@ -274,12 +297,22 @@ impl Book {
 
     /// Ends the draft: it becomes a frame that is not in the ring yet.
     pub(super) fn close_draft(&mut self) {
-        let mut memory = std::mem::replace(&mut self.draft, vec![0; HEADER]);
+        let mut draft = std::mem::take(&mut self.spare);
+        draft.clear();
+        draft.resize(HEADER, 0);
+        let mut memory = std::mem::replace(&mut self.draft, draft);
         ring::finish(&mut memory, self.sequence, self.files.ring_id, self.files.run);
         let length = memory.len() as u64;
         let (sequence, live) = (self.sequence, std::mem::take(&mut self.draft_live));
         self.frames.push_back(Frame { sequence, offset: None, length, live, memory: Some(memory) });
         self.sequence += 1;
+    }
+
+    /// Keeps the memory of a frame for the next draft, unless it was an unusually large one.
+    pub(super) fn reuse(&mut self, memory: Vec<u8>) {
+        if memory.capacity() <= SPARE_BYTES_MAX && memory.capacity() > self.spare.capacity() {
+            self.spare = memory;
+        }
     }
 
     /// Where the first frame lies that is in the ring.

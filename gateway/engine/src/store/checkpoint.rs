@@ -205,7 +205,8 @@ fn put_batches(
     let accepted = batches.iter().map(|(piece, _)| piece.created).max().unwrap_or(0);
     let rows = concat_batches(&schema, batches.iter().map(|(_, batch)| batch));
     let rows = rows.map_err(|error| Trouble::Io(format!("rows cannot be joined: {error}")))?;
-    let body = log::encode(accepted, number, &rows)?;
+    let mut body = Vec::new();
+    log::encode(&mut body, accepted, number, &rows)?;
     fold.add(Side::Log, name, piece.first, rows.num_rows(), accepted, &body);
     batches.clear();
     Ok(())

@@ -244,9 +244,12 @@ impl Committer {
             if attempt > 0 || self.stats.stalled.is_some() {
                 self.verify_frames(first, &placed)?;
             }
+            let mut free = Vec::new();
             for (frame, offset) in self.book.frames.iter_mut().skip(first).zip(placed) {
-                (frame.offset, frame.memory) = (Some(offset), None);
+                frame.offset = Some(offset);
+                free.extend(frame.memory.take());
             }
+            free.into_iter().for_each(|memory| self.book.reuse(memory));
             self.book.head = head;
         }
         Ok(())

@@ -123,11 +123,37 @@ fn checksum(key: &[u8], length: u32, body: &[u8]) -> u32 {
 
 /// Appends an entry; returns its length.
 pub(super) fn put_entry(out: &mut Vec<u8>, key: &[u8], body: &[u8]) -> usize {
+    let written = put_entry_with(out, key, |out| -> Result<(), std::convert::Infallible> {
+        out.extend_from_slice(body);
+        Ok(())
+    });
+    match written {
+        Ok(length) => length,
+    }
+}
+
+/// Appends an entry whose body `write` appends, so that it is not copied; returns the entry's length.
+/// After an error nothing is appended.
+pub(super) fn put_entry_with<E>(
+    out: &mut Vec<u8>,
+    key: &[u8],
+    write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+) -> Result<usize, E> {
     let start = out.len();
     out.extend_from_slice(&u16::try_from(key.len()).unwrap_or(u16::MAX).to_le_bytes());
     out.extend_from_slice(key);
-    out.extend_from_slice(&seal(key, body));
-    out.len() - start
+    let seal = out.len();
+    out.extend_from_slice(&[0; SEAL_BYTES]);
+    if let Err(error) = write(out) {
+        out.truncate(start);
+        return Err(error);
+    }
+    let body = &out[seal + SEAL_BYTES..];
+    let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+    let crc = checksum(key, length, body);
+    out[seal..seal + 4].copy_from_slice(&crc.to_le_bytes());
+    out[seal + 4..seal + SEAL_BYTES].copy_from_slice(&length.to_le_bytes());
+    Ok(out.len() - start)
 }
 
 /// An entry taken from the front of bytes.

@@ -1,6 +1,6 @@
 //! One table's log: accepted rows at contiguous positions, until every reader has passed them.
 //!
-//! Rows of one commit lie in one piece. A piece is removed once all its rows are below the floor,
+//! Small batches of one commit lie in one piece, large ones in their own. A piece is removed once all its rows are below the floor,
 //! which is the lowest `replay_from` of the table's readers, and older than the table's history. Rows
 //! that are below it when they come are never written. Changes the book and the state; knows no file.
 
@@ -30,11 +30,19 @@ fn rows_of(batch: &RecordBatch) -> u64 {
     batch.num_rows() as u64
 }
 
-/// Encodes rows with the moment of their acceptance.
-pub(super) fn encode(accepted: i64, number: u64, rows: &RecordBatch) -> Result<Vec<u8>, Trouble> {
-    let mut body = accepted.to_le_bytes().to_vec();
-    body.extend_from_slice(&encode_rows(number, rows).map_err(|error| refused(&error))?);
-    Ok(body)
+/// Rows of a batch from which on it has a piece of its own: joining small ones saves bytes, joining
+/// large ones costs a copy.
+const LARGE_ROWS: usize = 256;
+
+/// Appends rows with the moment of their acceptance.
+pub(super) fn encode(
+    out: &mut Vec<u8>,
+    accepted: i64,
+    number: u64,
+    rows: &RecordBatch,
+) -> Result<(), Trouble> {
+    out.extend_from_slice(&accepted.to_le_bytes());
+    encode_rows(out, number, rows).map_err(|error| refused(&error))
 }
 
 /// The moment of acceptance, and the rows as `rows` encodes them.
@@ -52,7 +60,11 @@ pub(super) fn append(
     floor: u64,
     parts: &[&LogRows],
 ) -> Result<(), Trouble> {
-    for run in parts.chunk_by(|a, b| a.batch.schema() == b.batch.schema()) {
+    let is_large = |part: &&LogRows| part.batch.num_rows() >= LARGE_ROWS;
+    let joins = |a: &&LogRows, b: &&LogRows| {
+        !is_large(a) && !is_large(b) && a.batch.schema() == b.batch.schema()
+    };
+    for run in parts.chunk_by(joins) {
         let batches: Vec<RecordBatch> = run
             .iter()
             .filter_map(|part| {
@@ -65,13 +77,17 @@ pub(super) fn append(
         let end = run.last().map_or(state.end, |part| part.position + rows_of(&part.batch));
         if let Some(first) = batches.first() {
             let schema = first.schema();
-            let rows = concat_batches(&schema, &batches).map_err(|error| refused(&error))?;
+            let joined = match &batches[..] {
+                [_] => Ok(first.clone()),
+                several => concat_batches(&schema, several),
+            };
+            let rows = joined.map_err(|error| refused(&error))?;
             let position = end - rows_of(&rows);
             let number = schema_number(book, table, state, schemas, &schema, position)?;
             let accepted = run.iter().map(|part| part.accepted).max().unwrap_or(0);
-            let body = encode(accepted, number, &rows)?;
             let count = u32::try_from(rows.num_rows()).unwrap_or(u32::MAX);
-            state.bytes += book.push(Side::Log, table, position, count, accepted, &body);
+            let write = |out: &mut Vec<u8>| encode(out, accepted, number, &rows);
+            state.bytes += book.push_with(Side::Log, table, (position, count), accepted, write)?;
             if state.start == state.end {
                 state.start = position;
             }

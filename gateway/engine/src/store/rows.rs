@@ -41,23 +41,25 @@ pub(super) fn decode_schema(bytes: &[u8]) -> Option<SchemaRef> {
     Some(StreamReader::try_new(Cursor::new(bytes), None).ok()?.schema())
 }
 
-/// Encodes rows whose schema is known as number `schema` in their table.
-pub(super) fn encode_rows(schema: u64, batch: &RecordBatch) -> Result<Vec<u8>, ArrowError> {
-    let mut out = Vec::new();
+/// Appends rows whose schema is known as number `schema` in their table.
+pub(super) fn encode_rows(
+    out: &mut Vec<u8>,
+    schema: u64,
+    batch: &RecordBatch,
+) -> Result<(), ArrowError> {
     out.extend_from_slice(&schema.to_le_bytes());
-    put_size(&mut out, batch.num_rows());
+    put_size(out, batch.num_rows());
     if batch.columns().iter().all(|column| is_compact(column.data_type())) {
         out.push(COMPACT);
         for column in batch.columns() {
-            encode_column(&mut out, column);
+            encode_column(out, column);
         }
-        return Ok(out);
+        return Ok(());
     }
     out.push(IPC);
     let mut writer = StreamWriter::try_new_with_options(out, &batch.schema(), options()?)?;
     writer.write(batch)?;
-    writer.finish()?;
-    writer.into_inner()
+    writer.finish()
 }
 
 /// How many rows an encoded value holds, and the number of their schema.
