@@ -249,7 +249,9 @@ impl Committer {
                 frame.offset = Some(offset);
                 free.extend(frame.memory.take());
             }
-            free.into_iter().for_each(|memory| self.book.reuse(memory));
+            for memory in free {
+                self.book.reuse(memory);
+            }
             self.book.head = head;
         }
         Ok(())
