@@ -99,7 +99,7 @@ fn run_gateways(bench: &mut Bench, dir: &Path) -> anyhow::Result<()> {
 fn run_gateway(bench: &Bench, dir: &Path) -> anyhow::Result<(f64, f64)> {
     let plant = Plant::start()?;
     let start = Instant::now();
-    let mut child = start_gateway(dir, &text(dir, plant.port(), DEAD), "warn")?;
+    let mut child = start_gateway(dir, &text(dir, plant.port(), "10s", DEAD), "warn")?;
     block(async {
         let first_ms = first_reading(&mut child, &plant, start).await?;
         tokio::time::sleep(bench.effort.settle).await;
@@ -113,8 +113,8 @@ fn start_gateway(dir: &Path, text: &str, level: &str) -> anyhow::Result<Child> {
     Child::tidegate_at(level, &["run", &config.display().to_string()], dir)
 }
 
-/// One device of ten floats, polled each 10 s, a 10 s window, one MQTT sink.
-fn text(dir: &Path, plant: u16, broker: SocketAddr) -> String {
+/// One device of ten floats, a 10 s window, one MQTT sink.
+fn text(dir: &Path, plant: u16, every: &str, broker: SocketAddr) -> String {
     let points: Vec<String> = (0..10)
         .map(|p| format!("{{ name: p{p}, register: holding, address: {}, type: f32 }}", p * 2))
         .collect();
@@ -125,7 +125,7 @@ fn text(dir: &Path, plant: u16, broker: SocketAddr) -> String {
          web: {{ listen: \"127.0.0.1:0\" }}\n\
          links: [ {{ name: plant, bus: {{ tcp: {{ host: 127.0.0.1, port: {plant} }} }} }} ]\n\
          devices:\n  - name: meter\n    driver:\n      modbus:\n        link: plant\n        \
-         polls: [ {{ name: all, every: 10s }} ]\n        points: [ {points} ]\n\
+         polls: [ {{ name: all, every: {every} }} ]\n        points: [ {points} ]\n\
          streams:\n  - name: mean_10s\n    from: [meter]\n    window: {{ tumbling: {{ size: 10s }} }}\n    \
          sql: SELECT window_end() AS window_end, avg(p0) AS p0 FROM meter\n    \
          to: [ {{ sink: {SINK} }} ]\n\
@@ -137,7 +137,8 @@ fn text(dir: &Path, plant: u16, broker: SocketAddr) -> String {
 }
 
 fn document(dir: &Path) -> anyhow::Result<Document> {
-    let file = SourceFile { name: "bench.yaml".to_owned(), text: text(dir, DEAD.port(), DEAD) };
+    let file =
+        SourceFile { name: "bench.yaml".to_owned(), text: text(dir, DEAD.port(), "10s", DEAD) };
     let checked = load_and_check(&[file], &ProcessEnvironment, &EnginePlanner::default());
     Ok(checked.map_err(|problems| anyhow::anyhow!(problems.human()))?.0.document)
 }
@@ -274,7 +275,7 @@ fn idle(bench: &Bench) -> anyhow::Result<f64> {
     let broker = Server::start(&dir, 20)?;
     // Its backlog of connections is all that ever answers.
     let silent = TcpListener::bind(("127.0.0.1", 0))?;
-    let text = text(&dir, silent.local_addr()?.port(), broker.addr);
+    let text = text(&dir, silent.local_addr()?.port(), "1s", broker.addr);
     // What is logged goes to a file here and to a journal elsewhere.
     let mut child = start_gateway(&dir, &text, "off")?;
     block(async {
