@@ -11,12 +11,18 @@ use std::path::Path;
 
 use serde::Serialize;
 
-/// What is promised of a figure's ratio, or of its value where it has no baseline.
+/// What is promised of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Bar {
+    /// Of its ratio, or of its value where it has no baseline.
     AtMost(f64),
+    /// Likewise.
     AtLeast(f64),
+    /// Of its value, whatever the baseline is.
+    ValueAtMost(f64),
+    /// Of how far its value is above its baseline.
+    AboveBaselineAtMost(f64),
 }
 
 /// One figure of one run.
@@ -77,9 +83,12 @@ impl Figure {
     /// The same with what is promised of it.
     pub(super) fn bar(mut self, bar: Bar) -> Self {
         let judged = self.ratio.unwrap_or(self.value);
+        let above = self.value - self.baseline.unwrap_or(0.0);
         self.met = Some(match bar {
             Bar::AtMost(limit) => judged <= limit,
             Bar::AtLeast(limit) => judged >= limit,
+            Bar::ValueAtMost(limit) => self.value <= limit,
+            Bar::AboveBaselineAtMost(limit) => above <= limit,
         });
         self.bar = Some(bar);
         self
@@ -102,6 +111,8 @@ impl Figure {
             None => String::new(),
             Some(Bar::AtMost(limit)) => format!("<= {}", short(limit)),
             Some(Bar::AtLeast(limit)) => format!(">= {}", short(limit)),
+            Some(Bar::ValueAtMost(limit)) => format!("<= {} {}", short(limit), self.unit),
+            Some(Bar::AboveBaselineAtMost(limit)) => format!("<= +{}", short(limit)),
         };
         let met = match self.met {
             None => "",
@@ -204,6 +215,19 @@ mod tests {
         assert_eq!(format!("{:.2}", quantile(&values, 1.0)), "4.00");
         assert_eq!(format!("{:.2}", quantile(&values, 0.99)), "3.97");
         assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn a_bar_may_be_of_the_value_or_of_what_is_above_the_baseline() {
+        let pairs = [(50.0, 25.0), (60.0, 30.0), (70.0, 60.0)];
+        let met = |bar| Figure::pairs("x", "MB", &pairs).bar(bar).met;
+        // The medians are 60 and 30.
+        assert_eq!(met(Bar::ValueAtMost(60.0)), Some(true));
+        assert_eq!(met(Bar::ValueAtMost(59.0)), Some(false));
+        assert_eq!(met(Bar::AboveBaselineAtMost(30.0)), Some(true));
+        assert_eq!(met(Bar::AboveBaselineAtMost(29.0)), Some(false));
+        let line = Figure::pairs("x", "MB", &pairs).bar(Bar::AboveBaselineAtMost(29.0)).line();
+        assert!(line.ends_with("<= +29.00 MISSED"), "{line}");
     }
 
     #[test]

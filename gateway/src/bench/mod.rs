@@ -7,6 +7,7 @@
 //! Knows nothing of bars being met: a figure carries its bar, and whoever reads compares.
 
 mod append;
+mod backlog;
 mod bare;
 mod broker;
 mod engine;
@@ -57,6 +58,8 @@ struct Effort {
     baseline: Duration,
     /// Rows of the engine's comparison.
     rows: usize,
+    /// Bytes that wait in a store with a backlog.
+    backlog_bytes: u64,
 }
 
 impl Effort {
@@ -64,7 +67,15 @@ impl Effort {
         let s = Duration::from_secs;
         if args.short {
             let (settle, measure, baseline) = (s(3), s(4), s(2));
-            return Self { rounds: 1, lateness_pairs: 2, settle, measure, baseline, rows: 200_000 };
+            return Self {
+                rounds: 1,
+                lateness_pairs: 2,
+                settle,
+                measure,
+                baseline,
+                rows: 200_000,
+                backlog_bytes: 64 << 20,
+            };
         }
         Self {
             rounds: 3,
@@ -73,6 +84,7 @@ impl Effort {
             measure: s(20),
             baseline: s(10),
             rows: 2_000_000,
+            backlog_bytes: 1 << 30,
         }
     }
 }
@@ -132,6 +144,7 @@ fn measure(args: &BenchArgs) -> anyhow::Result<()> {
     engine::measure(&mut bench)?;
     append::measure(&mut bench)?;
     written::measure(&mut bench)?;
+    backlog::measure(&mut bench)?;
     mqtt::measure(&mut bench)?;
     modbus::measure(&mut bench)?;
     bench.report.print();

@@ -32,9 +32,14 @@ pub(super) struct Usage {
 impl Child {
     /// Starts this binary with other arguments. What it logs goes to a file in `dir`.
     pub(super) fn tidegate(args: &[&str], dir: &Path) -> anyhow::Result<Self> {
+        Self::tidegate_at("warn", args, dir)
+    }
+
+    /// The same, logging by other levels.
+    pub(super) fn tidegate_at(levels: &str, args: &[&str], dir: &Path) -> anyhow::Result<Self> {
         let binary = std::env::current_exe()?;
         let mut command = Command::new(binary);
-        command.arg("--log").arg("warn").args(args);
+        command.arg("--log").arg(levels).args(args);
         Self::start(&mut command, dir)
     }
 
@@ -81,6 +86,15 @@ impl Child {
             anyhow::bail!("{folder}/status has no VmRSS");
         };
         Ok(Usage { cpu, rss_mb, rss_peak_mb })
+    }
+
+    /// Bytes that it has caused to be written to storage since its start, as the kernel counts them:
+    /// whole pages, whatever file they belong to.
+    pub(super) fn bytes_written(&mut self) -> anyhow::Result<u64> {
+        self.usage()?;
+        let io = std::fs::read_to_string(format!("/proc/{}/io", self.process.id()))?;
+        let bytes = io.lines().find_map(|line| line.strip_prefix("write_bytes:"));
+        Ok(bytes.context("no write_bytes in io")?.trim().parse()?)
     }
 
     /// CPU time per time, and the highest resident memory of some moments, over `span`.

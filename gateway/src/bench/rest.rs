@@ -63,16 +63,23 @@ fn idle(bench: &Bench) -> anyhow::Result<f64> {
 fn start(bench: &Bench) -> anyhow::Result<f64> {
     let plant = Plant::start()?;
     let (mut child, start) = gateway(bench, &plant)?;
-    block(async {
-        loop {
-            if let Some(first) = plant.first_request() {
-                return Ok(first.duration_since(start).as_secs_f64() * 1e3);
-            }
-            child.usage()?;
-            anyhow::ensure!(start.elapsed() < START_MAX, "no reading within {START_MAX:?}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
+    block(first_reading(&mut child, &plant, start))
+}
+
+/// Milliseconds from `start` to the first request at the plant.
+pub(super) async fn first_reading(
+    child: &mut Child,
+    plant: &Plant,
+    start: Instant,
+) -> anyhow::Result<f64> {
+    loop {
+        if let Some(first) = plant.first_request() {
+            return Ok(first.duration_since(start).as_secs_f64() * 1e3);
         }
-    })
+        child.usage()?;
+        anyhow::ensure!(start.elapsed() < START_MAX, "no reading within {START_MAX:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
 }
 
 fn document(dir: &Path, port: u16) -> String {

@@ -53,6 +53,12 @@ pub(super) struct Queue {
 }
 
 impl Queue {
+    /// Puts a piece at the end. One that stands for another, which the checkpoint has, is not in it.
+    pub(super) fn push(&mut self, piece: Piece) {
+        self.saved = self.saved.min(piece.first);
+        self.pieces.push_back(piece);
+    }
+
     /// Index of the first piece that holds positions from `position` on.
     pub(super) fn index_of(&self, position: u64) -> usize {
         self.pieces.partition_point(|piece| piece.end() <= position)
@@ -73,6 +79,9 @@ pub(super) struct Frame {
     pub(super) length: u64,
     /// Pieces in it that are needed.
     pub(super) live: u32,
+    /// Rows of it went to a shelf that the checkpoint does not name yet: until it does, a crash
+    /// would bring them back from here.
+    pub(super) moved: bool,
     /// Its bytes, until they are durable.
     pub(super) memory: Option<Vec<u8>>,
 }
@@ -207,7 +216,7 @@ impl Book {
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let piece = Piece { first, rows, length, created, place };
         self.draft_live += 1;
-        self.queues_mut(side).entry(name.clone()).or_default().pieces.push_back(piece);
+        self.queues_mut(side).entry(name.clone()).or_default().push(piece);
         Ok(u64::from(length))
     }
 
@@ -242,6 +251,16 @@ impl Book {
                     frame.live = frame.live.saturating_sub(1);
                 }
             }
+        }
+    }
+
+    /// The rows of a piece are on a shelf now: its frame is kept until the checkpoint says so.
+    pub(super) fn note_moved(&mut self, piece: &Piece) {
+        if let Place::Frame { sequence, .. } = piece.place
+            && let Some(index) = self.frame_index(sequence)
+            && let Some(frame) = self.frames.get_mut(index)
+        {
+            frame.moved = true;
         }
     }
 
@@ -295,6 +314,11 @@ impl Book {
         Ok(())
     }
 
+    /// Whether nothing was put into the draft.
+    pub(super) fn is_draft_empty(&self) -> bool {
+        self.draft.len() == HEADER
+    }
+
     /// Ends the draft: it becomes a frame that is not in the ring yet.
     pub(super) fn close_draft(&mut self) {
         let mut draft = std::mem::take(&mut self.spare);
@@ -304,7 +328,8 @@ impl Book {
         ring::finish(&mut memory, self.sequence, self.files.ring_id, self.files.run);
         let length = memory.len() as u64;
         let (sequence, live) = (self.sequence, std::mem::take(&mut self.draft_live));
-        self.frames.push_back(Frame { sequence, offset: None, length, live, memory: Some(memory) });
+        let (offset, memory) = (None, Some(memory));
+        self.frames.push_back(Frame { sequence, offset, length, live, moved: false, memory });
         self.sequence += 1;
     }
 
@@ -333,8 +358,10 @@ impl Book {
 
     /// Forgets the frames that `commit` contains and of which nothing is needed, from the front.
     pub(super) fn free(&mut self, commit: u64) {
-        let unneeded =
-            |frame: &Frame| frame.live == 0 && frame.sequence <= commit && frame.memory.is_none();
+        let unneeded = |frame: &Frame| {
+            let is_empty = frame.live == 0 && !frame.moved && frame.memory.is_none();
+            is_empty && frame.sequence <= commit
+        };
         while self.frames.front().is_some_and(unneeded) {
             self.frames.pop_front();
         }

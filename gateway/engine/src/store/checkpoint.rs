@@ -27,8 +27,6 @@ use super::state::State;
 const FOLD_BYTES: usize = 1 << 20;
 /// Bytes of log rows in one piece on a shelf.
 const LOG_PIECE_BYTES: usize = 128 << 10;
-/// The owner of the shelves that all logs share.
-const LOGS: &str = "log";
 
 /// New pieces and their bytes; a piece's place is its offset in them, until the shelf is known.
 #[derive(Default)]
@@ -110,7 +108,7 @@ fn fold_some(
     }
     let owner: Arc<str> = match side {
         Side::Outbox => Arc::from(format!("sink {name}")),
-        Side::Log => Arc::from(LOGS),
+        Side::Log => Arc::from(format!("table {name}")),
     };
     if !fold.pieces.is_empty() {
         let runs = book.files.shelves.put(&[(owner, fold.bytes)]);
@@ -122,7 +120,9 @@ fn fold_some(
             }
         }
     }
-    book.take(side, name, start..start + old.len());
+    for piece in book.take(side, name, start..start + old.len()) {
+        book.note_moved(&piece);
+    }
     if let Some(queue) = book.queues_mut(side).get_mut(name) {
         let rest = queue.pieces.split_off(start);
         queue.pieces.extend(fold.pieces);
@@ -216,6 +216,7 @@ fn put_batches(
 /// forgotten. Every frame must be durable, or hold no needed row.
 pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Result<(), Trouble> {
     let commit = book.sequence - 1;
+    let before = state.meta.clone();
     let first_needed = book.frames.iter().find(|frame| frame.live > 0);
     state.meta.tail = first_needed.map_or(commit + 1, |frame| frame.sequence);
     state.meta.commit = commit;
@@ -237,6 +238,8 @@ pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Res
         if let Err(again) = book.files.reopen_tree() {
             tracing::debug!(reason = again.text(), "the checkpoint file stays closed");
         }
+        // What the tree may not contain is still needed in the ring.
+        state.meta = before;
         return Err(trouble);
     }
     for side in [Side::Outbox, Side::Log] {
@@ -251,8 +254,11 @@ pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Res
     }
     book.letters_gone.clear();
     // A checkpoint contains every frame; those that are only in memory need not be written any more.
-    for frame in book.frames.iter_mut().filter(|frame| frame.live == 0) {
-        frame.memory = None;
+    for frame in &mut book.frames {
+        frame.moved = false;
+        if frame.live == 0 {
+            frame.memory = None;
+        }
     }
     book.frames.retain(|frame| frame.live > 0 || frame.offset.is_some());
     book.free(commit);

@@ -178,8 +178,14 @@ impl Committer {
         let (book, state, now) = (&mut self.book, &mut self.state, self.now);
         let mut transaction = Transaction { book, state, layout, max_bytes, now };
         let orders = std::mem::take(&mut work.orders);
-        let answers = orders.into_iter().map(|order| transaction.order(order)).collect();
+        let answers: Vec<Answer> =
+            orders.into_iter().map(|order| transaction.order(order)).collect();
         transaction.apply(work);
+        // What was only looked at, such as the age of a record behind a notice, is no reason to write.
+        let is_same = self.state.sinks == before.sinks && self.state.tables == before.tables;
+        if work.commits.is_empty() && answers.is_empty() && is_same && self.book.is_draft_empty() {
+            return;
+        }
         self.note_written();
         let before = (!self.snapshot_due).then_some(&before);
         self.state.note_changes(&mut self.book, before);
@@ -223,9 +229,10 @@ impl Committer {
             let capacity = self.book.files.ring_length;
             let mut placed = Vec::new();
             for frame in self.book.frames.iter().skip(first) {
-                // What failed twice in one place may have bad blocks under it.
+                // What failed twice in one place may have bad blocks under it: the next free one.
                 if attempt > 1 && placed.is_empty() {
-                    head = (head + frame.length).min(capacity);
+                    let failed = ring::place(capacity, tail, head, frame.length);
+                    head = failed.map_or(head, |offset| offset + frame.length);
                 }
                 let Some(offset) = ring::place(capacity, tail, head, frame.length) else {
                     break;

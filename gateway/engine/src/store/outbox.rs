@@ -21,6 +21,9 @@ use super::format::{
 
 /// Dead letters that are kept per sink; the oldest gives way.
 pub(super) const LETTERS_MAX: u64 = 1_000;
+/// Bytes of rows that one commit lets go for age or for a bound of the sink, about: they are read
+/// for it, and nothing else is done meanwhile. What is left goes with the next commit or look.
+pub(super) const GONE_BYTES_MAX: u64 = 16 << 20;
 
 /// What became of rows that the cursor passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -488,7 +491,7 @@ pub(super) fn is_full(layout: &SinkLayout, records: u64, bytes: u64) -> bool {
         && (bytes >= layout.max_bytes || layout.max_records.is_some_and(|max| records >= max))
 }
 
-/// Drops the oldest rows until `excess` is gone.
+/// Drops the oldest rows until `excess` is gone, or [`GONE_BYTES_MAX`].
 pub(super) fn drop_oldest(book: &mut Book, sink: &str, state: &mut SinkState, excess: Room) {
     if excess.records == 0 && excess.bytes == 0 {
         return;
@@ -497,7 +500,8 @@ pub(super) fn drop_oldest(book: &mut Book, sink: &str, state: &mut SinkState, ex
     for_each_open(book, sink, state, state.cursor, |row| {
         bytes += weight(row);
         records += u64::from(row.gap.is_none());
-        if bytes >= excess.bytes && records >= excess.records {
+        let is_enough = bytes >= excess.bytes && records >= excess.records;
+        if is_enough || bytes >= GONE_BYTES_MAX {
             upto = row.position;
             return ControlFlow::Break(());
         }
@@ -506,20 +510,25 @@ pub(super) fn drop_oldest(book: &mut Book, sink: &str, state: &mut SinkState, ex
     settle(book, sink, state, upto, Fate::Gone(GapReason::Dropped));
 }
 
-/// Drops rows from the front that were made before `limit`. A younger row in front of an older one
+/// Drops rows from the front that were made before `limit`, up to [`GONE_BYTES_MAX`]. A younger row in front of an older one
 /// keeps it: order is never traded for age. Notices do not age.
 pub(super) fn expire(book: &mut Book, sink: &str, state: &mut SinkState, limit: i64) {
     let is_young = state.front.is_empty() && state.head_created.is_some_and(|at| at >= limit);
     if state.records() == 0 || is_young {
         return;
     }
-    let (mut upto, mut records) = (state.next - 1, 0_u64);
+    let (mut upto, mut bytes, mut records) = (state.next - 1, 0_u64, 0_u64);
     for_each_open(book, sink, state, state.cursor, |row| {
         if row.gap.is_none() && row.created >= limit {
             upto = row.position - 1;
             return ControlFlow::Break(());
         }
+        bytes += weight(row);
         records += u64::from(row.gap.is_none());
+        if bytes >= GONE_BYTES_MAX {
+            upto = row.position;
+            return ControlFlow::Break(());
+        }
         ControlFlow::Continue(())
     });
     if records > 0 {

@@ -156,8 +156,9 @@ fn take_frame(
         bad.push((sequence.to_le_bytes().to_vec(), rest.to_vec()));
     }
     let (live, length) = (std::mem::take(&mut book.draft_live), header.frame_bytes());
-    book.frames.push_back(Frame { sequence, offset: Some(offset), length, live, memory: None });
     book.head = offset + length;
+    let (offset, memory) = (Some(offset), None);
+    book.frames.push_back(Frame { sequence, offset, length, live, moved: false, memory });
     book.sequence = sequence + 1;
 }
 
@@ -262,6 +263,6 @@ fn list(book: &mut Book, side: Side, name: &Arc<str>, piece: Piece, is_new: bool
     book.take(side, name, keep..count);
     book.draft_live += 1;
     if let Some(queue) = book.queues_mut(side).get_mut(name) {
-        queue.pieces.push_back(piece);
+        queue.push(piece);
     }
 }

@@ -1,7 +1,7 @@
 //! Shelves: files that rows go to when they stay longer than the ring can hold them.
 //!
-//! Each outbox has shelves of its own, so that one that waits for months keeps no other's bytes; all
-//! logs share theirs. A shelf is appended to in runs of entries that begin at a block boundary, and
+//! Each outbox and each log has shelves of its own, so that one that waits for months, or keeps a
+//! long history, keeps no other's bytes. A shelf is appended to in runs of entries that begin at a block boundary, and
 //! removed as a whole when nothing on it is needed any more. What lies behind the end that the
 //! checkpoint knows of is overwritten. Knows entries as bytes: no row, no state.
 
@@ -51,6 +51,10 @@ fn append(file: &dyn StorageBackend, at: u64, bytes: &[u8]) -> io::Result<()> {
     }
     file.write(at, bytes)?;
     file.sync_data()
+}
+
+fn is_no_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Where a run of entries was put.
@@ -115,15 +119,20 @@ impl Shelves {
             let mut padded = bytes.clone();
             let block = usize::try_from(BLOCK).unwrap_or(4096);
             padded.resize(bytes.len().next_multiple_of(block), 0);
-            if let Err(error) = append(&*file, at, &padded) {
+            let is_new = known != Some(number);
+            let put = append(&*file, at, &padded);
+            let put = put.and_then(|()| if is_new { self.disk.sync_names() } else { Ok(()) });
+            if let Err(error) = put {
                 // On a full disk half a run would take what room there is.
                 if let Err(again) = file.set_len(at) {
                     tracing::debug!(error = %again, number, "half a run stays on a shelf");
                 }
+                // Blocks that fail may fail for ever, and a name may not be durable: the next try
+                // is on another shelf.
+                if is_new || !is_no_room(&error) {
+                    self.leave(owner, number);
+                }
                 return Err(error);
-            }
-            if known != Some(number) {
-                self.disk.sync_names()?;
             }
             if let Some(shelf) = self.files.get_mut(&number) {
                 shelf.end = at + padded.len() as u64;
@@ -132,6 +141,18 @@ impl Shelves {
             placed.push(Run { file: number, at });
         }
         Ok(placed)
+    }
+
+    /// Puts nothing more on a shelf, and removes it if nothing was.
+    fn leave(&mut self, owner: &Arc<str>, number: u32) {
+        self.open.remove(owner);
+        if self.files.get(&number).is_none_or(|shelf| shelf.end > 0) {
+            return;
+        }
+        match self.disk.remove(&name(number)) {
+            Ok(()) => drop(self.files.remove(&number)),
+            Err(error) => tracing::debug!(%error, number, "a shelf cannot be removed yet"),
+        }
     }
 
     /// Reads bytes of a shelf.

@@ -63,6 +63,8 @@ struct Inner {
     crash_at: Option<u64>,
     fail_at: Option<(u64, io::ErrorKind)>,
     full: bool,
+    /// Beginnings of the names of files that take no writes.
+    broken: Vec<String>,
     crashed: bool,
     /// Told when it crashes.
     death: Arc<tokio::sync::Notify>,
@@ -89,6 +91,11 @@ impl FakeDisk {
     /// The file cannot grow until this is taken back.
     pub(super) fn set_full(&self, full: bool) {
         self.inner.lock().unwrap().full = full;
+    }
+
+    /// Writes to files whose names begin so fail until this is taken back; others work.
+    pub(super) fn set_broken(&self, names: &[&str]) {
+        self.inner.lock().unwrap().broken = names.iter().map(|&name| name.to_owned()).collect();
     }
 
     /// Resolves when the disk has crashed.
@@ -219,7 +226,7 @@ impl Disk for FakeDisk {
             file.dirty.iter().for_each(|change| apply(&mut cache, change));
             file.cache = cache;
         }
-        Ok(Box::new(FakeBackend { file, disk: self.clone() }))
+        Ok(Box::new(FakeBackend { name: name.to_owned(), file, disk: self.clone() }))
     }
 
     fn publish(&self, from: &str, to: &str, aside: Option<&str>) -> io::Result<()> {
@@ -275,6 +282,7 @@ impl Disk for FakeDisk {
 
 #[derive(Debug)]
 struct FakeBackend {
+    name: String,
     file: Arc<Mutex<FakeFile>>,
     disk: FakeDisk,
 }
@@ -284,6 +292,10 @@ impl FakeBackend {
         let mut file = self.file.lock().unwrap();
         let grows = matches!(change, Change::Length(length) if length > file.cache.len());
         self.disk.step(grows)?;
+        let broken = self.disk.inner.lock().unwrap().broken.clone();
+        if broken.iter().any(|broken| self.name.starts_with(broken)) {
+            return Err(io::Error::other("a broken file"));
+        }
         apply(&mut file.cache, &change);
         file.dirty.push(change);
         Ok(())

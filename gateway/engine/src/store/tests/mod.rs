@@ -2,6 +2,7 @@
 
 mod bounds;
 mod crash;
+mod device;
 mod encoding;
 mod fake;
 mod faults;

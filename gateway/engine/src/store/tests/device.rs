@@ -1,0 +1,212 @@
+//! A device of which one part takes no writes any more, and what is worn for nothing.
+
+use super::*;
+
+/// Submits results `number` for sink `a` and says whether they became durable before the store had
+/// taken some turns with flushes.
+async fn try_put(store: &Store, number: u64) -> bool {
+    let outbox = vec![results("a", number..number + 1, 1)];
+    let commit = Commit { wait: true, outbox, ..Commit::default() };
+    let mut ticket = store.submit(commit).await.unwrap();
+    for _ in 0..5 {
+        store.flush();
+        tokio::select! {
+            biased;
+            outcome = &mut ticket => return outcome.is_ok(),
+            () = answered(store) => {}
+        }
+    }
+    false
+}
+
+/// A checkpoint that failed was taken for done: the frames that it would have made needless were
+/// let go, and so were frames whose rows had gone to shelves that no checkpoint names; the ring
+/// went round over them, and a power cut took what had been acknowledged. When the ring was nearly
+/// full, the third attempt of a frame skipped its place and, past the tail, wrote over frames that
+/// were needed.
+#[tokio::test]
+async fn a_ring_that_cannot_be_freed_loses_nothing_durable() {
+    for broken in [&["store.redb"][..], &["store.shelf-"], &["store.redb", "store.shelf-"]] {
+        // The ring has 16 blocks; a commit takes one. Where it stands when the device breaks counts.
+        for before in 0..20 {
+            run_into_full_ring(broken, before).await;
+        }
+    }
+}
+
+async fn run_into_full_ring(broken: &[&str], before: u64) {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    for number in 0..before {
+        put(&store, "a", number..number + 1).await;
+    }
+    disk.set_broken(broken);
+    let mut durable: Vec<u64> = (0..before).collect();
+    for number in before..before + 30 {
+        if try_put(&store, number).await {
+            durable.push(number);
+        }
+    }
+    let run = format!("{broken:?} after {before}");
+    let (cut, recovery) = open(&disk.power_cut(None)).unwrap();
+    let kept = bodies(&waiting(&cut, "a").await);
+    assert!(kept.starts_with(&durable), "{run}: {kept:?} of {durable:?}");
+    assert_eq!((recovery.corrupt_records, recovery.progress_lost.len()), (0, 0), "{run}");
+    let count = durable.len() as u64 - before;
+    assert!((4..=16).contains(&count), "{run}: {count} fit in the ring");
+    assert!(store.stats().stalled.is_some(), "{run}");
+
+    // The device works again: so does the store, and everything comes, in order.
+    disk.set_broken(&[]);
+    store.flush();
+    let end = before + 30;
+    put(&store, "a", end..end + 1).await;
+    assert_eq!(bodies(&waiting(&store, "a").await), (0..=end).collect::<Vec<_>>(), "{run}");
+    assert_eq!(store.stats().stalled, None, "{run}");
+}
+
+/// A shelf with a bad block at its end was tried for ever: nothing could be folded, the ring got full,
+/// and only a restart helped.
+#[tokio::test]
+async fn a_shelf_that_takes_no_more_gives_its_place_to_another() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    for number in 0..12 {
+        put(&store, "a", number..number + 1).await;
+    }
+    let names = disk.names();
+    let shelves: Vec<&str> =
+        names.iter().map(String::as_str).filter(|name| name.starts_with("store.shelf-")).collect();
+    assert_eq!(shelves.len(), 1);
+    disk.set_broken(&shelves);
+    for number in 12..60 {
+        assert!(try_put(&store, number).await, "{number}: {:?}", store.stats().stalled);
+    }
+    let (cut, recovery) = open(&disk.power_cut(None)).unwrap();
+    assert_eq!(recovery.corrupt_records, 0);
+    assert_eq!(bodies(&waiting(&cut, "a").await), (0..60).collect::<Vec<_>>());
+}
+
+/// A notice that grew after a checkpoint had named its place was never named again: a restart
+/// told fewer records missing than there were, or found a shelf that was gone.
+#[tokio::test]
+async fn a_notice_that_grows_again_and_again_is_whole_after_a_restart() {
+    let disk = FakeDisk::default();
+    let full = SinkLayout { max_records: Some(1), when_full: WhenFull::DropNewest, ..sink("a") };
+    let bounded = Layout { sinks: vec![full, sink("b")], ..layout() };
+    let (mut store, _) = open_with(&disk, &options(), bounded.clone()).unwrap();
+    // The ring has 16 blocks: what is old goes to a shelf, and the checkpoint says where.
+    let go_round = async |store: &Store| {
+        for number in 0..20 {
+            put(store, "b", number..number + 1).await;
+        }
+    };
+    put(&store, "a", 0..1).await;
+    // The record goes before its notice comes, so that they do not lie in one piece.
+    go_round(&store).await;
+    for round in 0..4 {
+        put(&store, "a", round * 10 + 1..round * 10 + 11).await;
+        go_round(&store).await;
+        let notice = vec![(2, 1, round * 10 + 10)];
+        assert_eq!(notices(&store, "a").await, notice, "round {round}");
+        let cut = disk.power_cut(None);
+        let (after, recovery) = open_with(&cut, &options(), bounded.clone()).unwrap();
+        assert_eq!(notices(&after, "a").await, notice, "a cut in round {round}");
+        assert_eq!(recovery.corrupt_records + after.stats().corrupt_rows, 0);
+        // The next notice grows in a store that has just been opened.
+        if round == 2 {
+            store.close().await.unwrap();
+            (store, _) = open_with(&disk, &options(), bounded.clone()).unwrap();
+        }
+    }
+}
+
+/// A notice at the front of an outbox made every look at the age of records a commit: a block and a
+/// sync each second, for as long as the uplink was down.
+#[tokio::test]
+async fn a_notice_that_waits_is_no_reason_to_write() {
+    let disk = FakeDisk::default();
+    let bounded = Layout {
+        sinks: vec![SinkLayout { max_age_us: Some(100), ..sink("a") }, sink("b")],
+        ..layout()
+    };
+    let (store, _) = open_with(&disk, &options(), bounded).unwrap();
+    for (number, created) in [(0, 1_000), (1, 2_000)] {
+        let outbox = vec![results("a", number..number + 1, created)];
+        commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    }
+    let flush_at = async |now| {
+        store.expire(now);
+        store.flush();
+        answered(&store).await;
+        store.stats().bytes_written
+    };
+    let before = flush_at(1_500).await;
+    assert_eq!(notices(&store, "a").await, [(1, 0, 0)]);
+    for now in 1_501..1_600 {
+        assert_eq!(flush_at(now).await, before, "nothing has become too old at {now}");
+    }
+    assert!(flush_at(2_101).await > before);
+    assert_eq!(store.backlog("a").expired, 2);
+}
+
+/// A gateway that was without power for longer than its records may get old read its whole backlog
+/// twice in one commit: a gibibyte took a slow device close to the watchdog's minute, and the next
+/// start would have begun anew.
+#[tokio::test]
+async fn a_large_backlog_expires_in_steps() {
+    let disk = FakeDisk::default();
+    let bounded = Layout {
+        sinks: vec![SinkLayout { max_age_us: Some(100), ..sink("a") }, sink("b")],
+        ..layout()
+    };
+    let (store, _) = open_with(&disk, &options(), bounded).unwrap();
+    for number in 0..40 {
+        // With the four bytes that each record counts beside its body, half a MiB.
+        let bodies = vec![Bytes::from(vec![7; (512 << 10) - 4])];
+        let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1_000) }];
+        commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    }
+    for (expired, gap) in [(32, (32, 0, 31)), (40, (40, 0, 39))] {
+        store.expire(2_000);
+        store.flush();
+        answered(&store).await;
+        let backlog = store.backlog("a");
+        assert_eq!((backlog.expired, backlog.records, backlog.gaps), (expired, 40 - expired, 1));
+        assert_eq!(notices(&store, "a").await, [gap]);
+    }
+}
+
+/// All logs shared their shelves, so that one table with a long history kept what others had long
+/// let go: without bound, because only rows that are needed count against the store's.
+#[tokio::test]
+async fn a_table_with_a_history_keeps_no_other_tables_rows_on_disk() {
+    let disk = FakeDisk::default();
+    let table = |name: &str, history_us| TableLayout {
+        name: name.into(),
+        readers: vec!["s".into()],
+        history_us,
+    };
+    let two = Layout { tables: vec![table("t", None), table("slow", Some(1 << 50))], ..layout() };
+    let (store, _) = open_with(&disk, &options(), two).unwrap();
+    // 20,000 rows of 25 bytes stay with `t`, and one in 2,000 with `slow`.
+    let (kept, step) = (20_000, 2_000);
+    let mut largest = 0;
+    for round in 0..500 {
+        let (start, end) = (round * step, (round + 1) * step);
+        let slow = LogRows { table: "slow".into(), ..log_rows(round..round + 1) };
+        let progress = StreamProgress {
+            stream: "s".into(),
+            state: Vec::new(),
+            processed: vec![("t".into(), end), ("slow".into(), round + 1)],
+            replay_from: vec![("t".into(), end.saturating_sub(kept)), ("slow".into(), round + 1)],
+        };
+        let rows = vec![log_rows(start..end), slow];
+        let one = Commit { rows, progress: Some(progress), ..Commit::default() };
+        commit(&store, one).await.unwrap();
+        largest = largest.max(store.stats().file_bytes);
+    }
+    // A shelf takes 4 MiB; there is one more that is being let go, and as much again for the tree.
+    assert!(largest < 16 << 20, "{largest}");
+    assert_eq!(logged(&store, 0).await.first(), Some(&(500 * step - kept)));
+}
