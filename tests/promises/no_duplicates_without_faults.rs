@@ -2,11 +2,17 @@
 //! deleted, and sent twice with no fault anywhere) and A50 (telegraf #16500: after a restart the
 //! whole file was sent again, delivered or not).
 //!
+//! Field case A58 (Redpanda Connect #2757: four rows waited for an output, and when it came back more
+//! than four arrived).
+//!
 //! Here: with no fault, and with an orderly restart in between, nothing comes twice: neither a
 //! record, nor a reading under two ids, nor a window.
 
+use std::sync::Arc;
+
 use crate::harness::broker::Broker;
-use crate::harness::gateway::{Gateway, head};
+use crate::harness::gate::Gate;
+use crate::harness::gateway::{Gateway, count, head};
 use crate::harness::plant::Plant;
 use crate::harness::records::{assert_complete, assert_contiguous, of_stream, repeated};
 use crate::harness::subscriber::Subscriber;
@@ -35,6 +41,36 @@ sinks:
   - {{ name: uplink, driver: {{ mqtt: {{ url: "mqtt://127.0.0.1:{broker}", qos: 1 }} }} }}
 "#
     )
+}
+
+#[test]
+fn a58_four_records_that_waited_arrive_as_four() {
+    let scratch = Scratch::new("four");
+    let mut broker = Broker::prepare(&scratch, "");
+    let gate = Arc::new(Gate::new(broker.port));
+    let far_side = Subscriber::start(broker.port, "#", Some(Arc::clone(&gate)));
+    let (head, uplink) = (head(&scratch), gate.port);
+    let config = format!(
+        r#"{head}
+devices: [ {{ name: s, driver: {{ generate: {{ every: 10ms, count: 4, points: [ {{ name: n, value: {{ counter: {{}} }} }} ] }} }} }} ]
+streams: [ {{ name: rows, from: [s], sql: SELECT n FROM s, to: [ {{ sink: uplink }} ] }} ]
+sinks:
+  - name: uplink
+    driver: {{ mqtt: {{ url: "mqtt://127.0.0.1:{uplink}", qos: 1, backoff_min: 50ms, backoff_max: 200ms }} }}
+"#
+    );
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_status("four records to wait", secs(20), |status| {
+        (count(status, "sinks", "uplink", "buffered_records") == 4).then_some(())
+    });
+    broker.restart();
+    far_side.wait_subscribed();
+    gateway.wait_drained(secs(20));
+    // The store and the connection live on for a while, and end in order: nothing comes after all.
+    assert_eq!(gateway.stop().code, Some(0));
+    let rows = of_stream(&far_side.records(), "rows");
+    let numbers: Vec<i64> = rows.iter().map(|row| row.int("n")).collect();
+    assert_eq!(numbers, [0, 1, 2, 3]);
 }
 
 #[test]

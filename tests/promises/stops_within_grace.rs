@@ -14,6 +14,11 @@ use crate::harness::subscriber::Subscriber;
 use crate::harness::{Scratch, secs, wait_until};
 
 fn config(scratch: &Scratch, broker: u16) -> String {
+    generating(scratch, broker, 40, 4_000)
+}
+
+/// `rows` every 10 ms, `all` in total.
+fn generating(scratch: &Scratch, broker: u16, rows: u64, all: u64) -> String {
     let head = head(scratch);
     format!(
         r#"{head}
@@ -22,8 +27,8 @@ devices:
     driver:
       generate:
         every: 10ms
-        rows: 40
-        count: 4000
+        rows: {rows}
+        count: {all}
         points: [ {{ name: n, value: {{ counter: {{}} }} }} ]
 streams: [ {{ name: rows, from: [source], sql: "SELECT time, n FROM source", to: [ {{ sink: uplink }} ] }} ]
 sinks:
@@ -81,6 +86,30 @@ fn a54_with_a_frozen_broker_and_thousands_queued() {
     assert_contiguous(&rows);
     let newest = rows.iter().map(|row| row.id_parts().3).max().expect("rows");
     assert!(newest >= results + 4_000 - 1, "{newest} of at least {results} + 4,000");
+}
+
+/// Fault F28, promise P17.
+#[test]
+fn f28_with_a_frozen_broker_and_a_hundred_thousand_queued() {
+    let scratch = Scratch::new("f28");
+    let broker = Broker::start(&scratch, "");
+    let config = generating(&scratch, broker.port, 200, 100_000);
+    broker.freeze();
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_status("a hundred thousand waiting records", secs(60), |status| {
+        (count(status, "sinks", "uplink", "buffered_records") >= 100_000).then_some(())
+    });
+    let Stopped { code, took } = gateway.stop();
+    assert_eq!(code, Some(0));
+    assert!(took <= secs(5), "it took {took:?}");
+    // P1 holds: what waited before waits now, and the rows of the new start come behind it.
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_status("what waited and more", secs(60), |status| {
+        (count(status, "sinks", "uplink", "buffered_records") > 100_000).then_some(())
+    });
+    let hop = &gateway.status()["ledger"];
+    assert_eq!(count(hop, "sinks", "uplink", "delivered"), 0);
+    assert_eq!(gateway.stop().code, Some(0));
 }
 
 #[test]

@@ -159,3 +159,32 @@ async fn a_log_that_nobody_reads_gives_way_last() {
     assert_eq!(left.len() as u64 + store.stats().log_rows_dropped, 20);
     assert!(left.len() > 3, "{left:?}");
 }
+
+/// F9: ten times as much as an outbox may hold, on a real folder. The bound holds, also for the files,
+/// and what was dropped is counted and told.
+#[tokio::test]
+async fn f09_ten_times_too_much_stays_within_the_bound_and_is_told() {
+    let folder = super::kill::Scratch::new("bound");
+    let max_bytes = 8 << 20;
+    let bounded = Layout { sinks: vec![SinkLayout { max_bytes, ..sink("a") }], ..layout() };
+    let options = StoreOptions { dir: folder.0.join("store"), ring_bytes: 1 << 20, ..options() };
+    let (store, _) = Store::open(options, bounded).unwrap();
+    let row = vec![b'x'; 1_000];
+    let (mut put, mut largest) = (0_u64, 0);
+    for round in 0..80 {
+        let bodies = vec![Bytes::from(row.clone()); 1_049];
+        let rows = OutboxRows { bodies, first_seq: put, ..results("a", 0..0, round) };
+        put += 1_049;
+        commit(&store, Commit { outbox: vec![rows], ..Commit::default() }).await.unwrap();
+        let files = std::fs::read_dir(folder.0.join("store")).unwrap();
+        let bytes: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
+        largest = largest.max(bytes);
+    }
+    let backlog = store.backlog("a");
+    assert_eq!(backlog.records + backlog.dropped, put);
+    assert_eq!(backlog.records, max_bytes / 1_004, "as many as fit");
+    assert_eq!(notices(&store, "a").await, [(backlog.dropped, 0, backlog.dropped - 1)]);
+    // The ring, one shelf that is half passed and one that is being filled, the tree and the reserve.
+    let bound = max_bytes + (1 << 20) + (8 << 20) + (2 << 20);
+    assert!(largest <= bound, "{largest} of {bound}");
+}

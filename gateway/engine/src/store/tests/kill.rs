@@ -13,10 +13,10 @@ use super::*;
 const WRITER: &str = "TIDEGATE_TEST_STORE_WRITER";
 
 /// A folder that goes with its test.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let name = format!("tidegate-store-{}-{name}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).unwrap();
