@@ -240,7 +240,7 @@ impl Book {
     /// A piece is not needed any more.
     pub(super) fn release(&mut self, piece: &Piece) {
         match piece.place {
-            Place::Shelf { file, .. } => self.files.shelves.release(file),
+            Place::Shelf { file, .. } => self.files.shelves.release(file, piece.length),
             Place::Frame { sequence, .. } if sequence == self.sequence => {
                 self.draft_live = self.draft_live.saturating_sub(1);
             }

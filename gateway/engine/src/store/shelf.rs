@@ -26,6 +26,8 @@ struct Shelf {
     end: u64,
     /// Pieces on it that are needed.
     live: u64,
+    /// Bytes of pieces that are not needed any more.
+    dead: u64,
 }
 
 /// All shelves of a store.
@@ -90,10 +92,11 @@ impl Shelves {
         self.next = self.next.max(number.saturating_add(1));
     }
 
-    /// A piece on a shelf is not needed any more.
-    pub(super) fn release(&mut self, number: u32) {
+    /// A piece of `length` bytes on a shelf is not needed any more.
+    pub(super) fn release(&mut self, number: u32, length: u32) {
         if let Some(shelf) = self.files.get_mut(&number) {
             shelf.live = shelf.live.saturating_sub(1);
+            shelf.dead += u64::from(length);
         }
     }
 
@@ -103,7 +106,10 @@ impl Shelves {
         for (owner, bytes) in runs {
             let known = self.open.get(owner).copied();
             let number = known.filter(|number| {
-                self.files.get(number).is_some_and(|shelf| shelf.end < SHELF_BYTES)
+                // One that is half let go gets no more, so that it goes as a whole before long.
+                self.files
+                    .get(number)
+                    .is_some_and(|shelf| shelf.end < SHELF_BYTES && shelf.dead * 2 < shelf.end)
             });
             let (number, file) = if let Some(number) = number {
                 (number, self.open(number, false)?)
