@@ -18,6 +18,14 @@ pub(crate) use bounds::BoundsCell;
 /// Name of [`good_ratio`], for the check that it is not used with DISTINCT.
 pub(crate) const GOOD_RATIO: &str = "good_ratio";
 
+/// The aggregates that take the value at the first or last time: `first(x, t)`, `last(x, t)`.
+pub(crate) const EDGES: [&str; 2] = ["first", "last"];
+
+/// Whether a function's value is a bound of the window that is being computed.
+pub(crate) fn is_bound(name: &str) -> bool {
+    name == "window_start" || name == "window_end"
+}
+
 /// `window_start()` and `window_end()` over one query's cell.
 pub(crate) fn window_functions(cell: &Arc<BoundsCell>) -> Vec<Arc<ScalarUDF>> {
     vec![Arc::new(bounds::udf(cell, true)), Arc::new(bounds::udf(cell, false))]

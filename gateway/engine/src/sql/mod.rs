@@ -9,11 +9,17 @@ mod check;
 mod error;
 mod feed;
 mod guard;
+mod incremental;
+mod mode;
+#[cfg(test)]
+mod pieces;
 mod planner;
+mod pool;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod shapes;
+mod timed;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -28,7 +34,6 @@ use datafusion::catalog::{
 use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
-use datafusion::execution::memory_pool::GreedyMemoryPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SessionStateDefaults, context::SQLOptions};
@@ -41,11 +46,14 @@ use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
 use futures::{FutureExt, TryStreamExt};
 
 pub use error::SqlError;
+pub use mode::Mode;
 
 use crate::functions::{self, BoundsCell};
 use crate::window::Bounds;
 use feed::Feed;
+use incremental::{Incremental, Refusal};
 use planner::CountingPlanner;
+use pool::Bounded;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +89,7 @@ impl Sql {
     pub fn new(memory_max: usize) -> Result<Self, SqlError> {
         let disk = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
         let runtime = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(GreedyMemoryPool::new(memory_max)))
+            .with_memory_pool(Arc::new(Bounded::new(memory_max)))
             .with_disk_manager_builder(disk)
             .build_arc()?;
         let mut scalars = SessionStateDefaults::default_scalar_functions();
@@ -107,7 +115,17 @@ impl Sql {
         let plan = on_a_deep_stack(|| {
             futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
         })?;
-        Ok(Query { windowed, feeds, cell, context: state.task_ctx(), plan, planner })
+        let (mode, parts) = if windowed {
+            match Incremental::of(&plan.physical, &feeds) {
+                Ok(parts) => (Mode::Incremental, Some(parts)),
+                Err(Refusal::Reason(reason)) => (Mode::Recompute { reason }, None),
+                Err(Refusal::Failed(error)) => return Err(error.into()),
+            }
+        } else {
+            (Mode::Stateless, None)
+        };
+        let context = state.task_ctx();
+        Ok(Query { mode, parts, feeds, cell, context, plan, planner })
     }
 
     fn state(
@@ -166,6 +184,8 @@ fn config() -> SessionConfig {
     options.execution.collect_statistics = false;
     options.execution.enable_recursive_ctes = false;
     options.execution.planning_concurrency = 1;
+    // A partial aggregation that meets many groups would hand on a state for each row.
+    options.execution.skip_partial_aggregation_probe_ratio_threshold = 2.0;
     // Reserved for merging spilled runs; nothing is spilled, and small pools must be able to sort.
     options.execution.sort_spill_reservation_bytes = 0;
     options.sql_parser.collect_spans = true;
@@ -245,6 +265,7 @@ impl Planned {
             .map_err(|_| check::not_a_select())?;
         check::plan(&plan, windowed)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+        let plan = timed::with_times(plan, tables)?;
         let logical = state.optimize(&plan)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
         Ok(Self { logical, physical: feed::in_order(physical)? })
@@ -254,7 +275,9 @@ impl Planned {
 /// A planned SELECT.
 #[derive(Debug)]
 pub struct Query {
-    windowed: bool,
+    mode: Mode,
+    /// Where it can be computed in pieces.
+    parts: Option<Incremental>,
     feeds: Vec<Arc<Feed>>,
     cell: Arc<BoundsCell>,
     context: Arc<TaskContext>,
@@ -270,18 +293,19 @@ impl Query {
 
     /// Whether it was planned to run over windows.
     pub fn windowed(&self) -> bool {
-        self.windowed
+        self.mode != Mode::Stateless
+    }
+
+    /// How it is computed over windows that are runs of panes; other kinds keep their rows.
+    pub fn mode(&self) -> &Mode {
+        &self.mode
     }
 
     /// How the query is computed and why, and its plans, as text for a person.
     pub fn explain(&self) -> String {
-        let mode = if self.windowed {
-            "recompute: a window's rows are kept, and the whole plan runs over them when it closes"
-        } else {
-            "stateless: each row is filtered and shaped by itself, and nothing is kept"
-        };
         format!(
-            "mode: {mode}\nlogical plan:\n{}\nphysical plan:\n{}",
+            "mode: {}\nlogical plan:\n{}\nphysical plan:\n{}",
+            self.mode,
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
@@ -306,35 +330,38 @@ impl Query {
         bounds: Option<Bounds>,
     ) -> Result<Vec<RecordBatch>, SqlError> {
         assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
-        assert_eq!(bounds.is_some(), self.windowed, "bounds exactly where there is a window");
+        assert_eq!(bounds.is_some(), self.windowed(), "bounds exactly where there is a window");
         for (feed, rows) in self.feeds.iter().zip(inputs) {
             feed.fill(rows);
         }
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        // Nothing that a run touches outlives it, so a panic leaves nothing half done.
-        let result = AssertUnwindSafe(self.run()).catch_unwind().await.unwrap_or_else(|_| {
-            Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
-        });
+        let result = self.run(&self.plan.physical).await;
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }
         result
     }
 
-    /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
-    async fn run(&self) -> Result<Vec<RecordBatch>, SqlError> {
-        let plan = reset_plan_states(Arc::clone(&self.plan.physical))?;
-        let mut results = Vec::new();
-        for partition in 0..plan.output_partitioning().partition_count() {
-            let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
-            while let Some(batch) = stream.try_next().await? {
-                if batch.num_rows() > 0 {
-                    results.push(batch);
+    /// Runs a plan to its end. It keeps what it built (a join's table, a limit's count); a reset
+    /// copy has nothing. Nothing that a run touches outlives it, so a panic leaves nothing half done.
+    async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        let run = async {
+            let plan = reset_plan_states(Arc::clone(plan))?;
+            let mut results = Vec::new();
+            for partition in 0..plan.output_partitioning().partition_count() {
+                let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
+                while let Some(batch) = stream.try_next().await? {
+                    if batch.num_rows() > 0 {
+                        results.push(batch);
+                    }
                 }
             }
-        }
-        Ok(results)
+            Ok(results)
+        };
+        AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|_| {
+            Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
+        })
     }
 }
