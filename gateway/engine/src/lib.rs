@@ -15,8 +15,9 @@ pub mod window;
 mod bytes;
 mod functions;
 
-pub use sql::{Query, Sql, SqlError, TableSchema};
+pub use sql::{Mode, Query, Sql, SqlError, TableSchema};
 pub use stream::{
-    Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
+    Counts, Effects, Event, LateRows, Output, Progress, StateChange, Stream, StreamError,
+    StreamSpec,
 };
 pub use window::{Bounds, Window};

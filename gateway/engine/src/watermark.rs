@@ -79,12 +79,13 @@ impl Watermark {
         source.high = source.high.max(high);
         source.declared |= keep;
         self.newest = self.newest.max(high.unwrap_or(i64::MIN));
-        self.settle();
     }
 
-    /// Takes over the watermark from before a restart.
+    /// Takes over the watermark from before a restart, when all sources of then are declared: the
+    /// first of them alone would raise it above the slowest.
     pub(crate) fn resume(&mut self, watermark: Option<i64>) {
         self.current = self.current.max(watermark);
+        self.settle();
     }
 
     pub(crate) fn current(&self) -> Option<i64> {

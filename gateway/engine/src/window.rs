@@ -84,6 +84,33 @@ impl Window {
         }
     }
 
+    /// Of how many panes the longest window is made.
+    pub fn panes(&self) -> i64 {
+        match *self {
+            Self::Tumbling { .. } => 1,
+            Self::Hopping { size, .. } | Self::Cumulative { size, .. } => size / self.pane_size(),
+        }
+    }
+
+    /// Length of a pane.
+    fn pane_size(&self) -> i64 {
+        match *self {
+            Self::Tumbling { size, .. } => size,
+            Self::Hopping { size, step, .. } => gcd(size, step),
+            Self::Cumulative { step, .. } => step,
+        }
+    }
+
+    /// The number of the pane that starts at `start`: one more for each pane.
+    pub fn pane_index(&self, start: i64) -> i64 {
+        start.div_euclid(self.pane_size())
+    }
+
+    /// Of how many panes a window is made.
+    pub fn panes_in(&self, bounds: Bounds) -> i64 {
+        bounds.end.saturating_sub(bounds.start) / self.pane_size()
+    }
+
     /// End of the first window that holds `pane` and ends after `after`; `None` where all that
     /// hold it end at or before `after`.
     pub fn first_end(&self, pane: Bounds, after: Option<i64>) -> Option<i64> {

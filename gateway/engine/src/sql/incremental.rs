@@ -9,13 +9,10 @@
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, new_empty_array};
 use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::{RecordBatch, RecordBatchOptions};
-use datafusion::common::tree_node::{
-    Transformed, TransformedResult, TreeNode, TreeNodeRecursion,
-};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result};
 use datafusion::physical_expr::utils::collect_columns;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
@@ -98,10 +95,7 @@ pub(super) struct Incremental {
 
 impl Incremental {
     /// Takes `plan` apart. `feeds` are those that its leaves may read.
-    pub(super) fn of(
-        plan: &Arc<dyn ExecutionPlan>,
-        feeds: &[Arc<Feed>],
-    ) -> Result<Self, Refusal> {
+    pub(super) fn of(plan: &Arc<dyn ExecutionPlan>, feeds: &[Arc<Feed>]) -> Result<Self, Refusal> {
         let node = aggregation(plan)?;
         let Some(single) = node.downcast_ref::<AggregateExec>() else {
             return refuse("it is no aggregation");
@@ -191,11 +185,12 @@ fn branches(node: &Arc<dyn ExecutionPlan>) -> &'static str {
 fn check_aggregation(
     single: &AggregateExec,
 ) -> Result<Vec<(usize, Arc<dyn PhysicalExpr>)>, Refusal> {
-    if *single.mode() != AggregateMode::Single {
-        return refuse("its aggregation is spread over partitions");
-    }
     if !single.group_expr().is_single() {
         return refuse("it groups by ROLLUP, CUBE or GROUPING SETS");
+    }
+    if *single.mode() != AggregateMode::Single {
+        // Only a union has more than one partition.
+        return refuse("it unites rows (UNION)");
     }
     for (aggregate, filter) in single.aggr_expr().iter().zip(single.filter_expr()) {
         let name = aggregate.fun().name();
@@ -232,10 +227,7 @@ fn check_aggregation(
 
 /// Checks what is below the aggregation: filters and projections of one table's rows. Gives back
 /// which table.
-fn check_input(
-    input: &Arc<dyn ExecutionPlan>,
-    feeds: &[Arc<Feed>],
-) -> Result<usize, Refusal> {
+fn check_input(input: &Arc<dyn ExecutionPlan>, feeds: &[Arc<Feed>]) -> Result<usize, Refusal> {
     let mut node = input;
     loop {
         if let Some(leaf) = node.downcast_ref::<StreamingTableExec>() {

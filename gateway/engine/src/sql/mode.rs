@@ -47,6 +47,16 @@ impl fmt::Display for Mode {
 }
 
 impl Query {
+    /// The same query over all rows of each window, whatever its SQL allows: what a benchmark or a
+    /// test compares with.
+    #[must_use]
+    pub fn recomputed(mut self) -> Self {
+        if self.parts.take().is_some() {
+            self.mode = Mode::Recompute { reason: "it was asked to be".to_owned() };
+        }
+        self
+    }
+
     /// Which table's rows are folded.
     pub(crate) fn folded_table(&self) -> Option<usize> {
         self.parts.as_ref().map(|parts| parts.table)

@@ -1,6 +1,7 @@
 //! What goes into a stream and what comes out of it.
 
 use arrow::record_batch::RecordBatch;
+use bytes::Bytes;
 
 use crate::sql::{SqlError, TableSchema};
 use crate::window::{Bounds, Window};
@@ -97,8 +98,20 @@ pub struct Progress {
     /// For each table the next log position to apply.
     pub processed: Vec<u64>,
     /// For each table the lowest log position that an open window still needs; equal to
-    /// `processed` where there is none. Rows below it may be forgotten.
+    /// `processed` where there is none. Rows below it are in `states` or may be forgotten.
     pub replay_from: Vec<u64>,
+    /// What has changed of the states that the store keeps beside `state`, since
+    /// [`Stream::submitted`](super::Stream::submitted).
+    pub states: Vec<StateChange>,
+}
+
+/// A change of one of the states that the store keeps for a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateChange {
+    /// Which one.
+    pub key: u64,
+    /// The state from now on; `None` where there is none any more.
+    pub bytes: Option<Bytes>,
 }
 
 /// The stream's ledger: `accepted = windowed + late + filtered + failed + dropped + open_rows`.
@@ -116,13 +129,14 @@ pub struct Counts {
     pub filtered: u64,
     /// Rows of batches whose SQL failed, or whose last window's did.
     pub failed: u64,
-    /// Rows of open windows that a changed window definition left without a place.
+    /// Rows of open windows that a changed window definition, or changed SQL that cannot go on with
+    /// what they were folded into, left without a place.
     pub dropped: u64,
     /// Rows in open windows.
     pub open_rows: u64,
     /// Open windows.
     pub open_windows: u64,
-    /// Bytes of the rows in open windows.
+    /// Bytes of the rows and states in open windows.
     pub open_bytes: u64,
     /// The stream's watermark; `None` before the first, and without a window.
     pub watermark: Option<i64>,

@@ -5,12 +5,16 @@
 //! [`Frames::refill`] the open windows are what they were. It runs no SQL, counts nothing but rows
 //! and bytes that it holds, and knows no clock. Adding a kind means a variant here and its module.
 
+use arrow::record_batch::RecordBatch;
+use bytes::Bytes;
+
 use super::StreamError;
 use super::aligned::Aligned;
+use super::border::StateChange;
 use super::refill::Arrival;
+use crate::sql::{Query, SqlError};
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
-use arrow::record_batch::RecordBatch;
 
 /// The open windows of a stream.
 #[derive(Debug)]
@@ -23,16 +27,29 @@ pub(super) enum Frames {
 #[derive(Debug)]
 pub(super) struct Closed {
     pub(super) bounds: Bounds,
-    /// For each table its rows, those of equal time in arrival order.
-    pub(super) batches: Vec<Vec<RecordBatch>>,
+    pub(super) input: Input,
     /// Rows of which this was the last window, so that each row is counted once.
     pub(super) settled: u64,
     pub(super) quality: &'static str,
 }
 
+/// What a window is computed from.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// For each table its rows, those of equal time in arrival order.
+    Rows(Vec<Vec<RecordBatch>>),
+    /// The same where the query does not go by the order of rows.
+    Unordered(Vec<Vec<RecordBatch>>),
+    /// States that rows were folded into.
+    States(Vec<RecordBatch>),
+    /// Rows could not be folded.
+    Failed(SqlError),
+}
+
 impl Frames {
-    pub(super) fn new(window: &Window, tables: usize) -> Self {
-        Self::Aligned(Aligned::new(window.clone(), tables))
+    /// `memory_max` is how many bytes the stream may hold.
+    pub(super) fn new(window: &Window, tables: usize, query: &Query, memory_max: usize) -> Self {
+        Self::Aligned(Aligned::new(window.clone(), tables, query, memory_max))
     }
 
     /// Takes the rows of an arrival from index `new` on, one after the other, and shows each to
@@ -61,10 +78,19 @@ impl Frames {
         }
     }
 
-    /// Takes out the earliest window if the watermark `mark` has come to its end.
-    pub(super) fn close(&mut self, mark: i64) -> Option<Closed> {
+    /// Puts states in the place of rows, where the query allows it and enough have come. With
+    /// `may_store` states may become part of the next progress: all that was read again after a
+    /// restart has been.
+    pub(super) async fn fold(&mut self, query: &mut Query, may_store: bool) {
         match self {
-            Self::Aligned(aligned) => aligned.close(mark),
+            Self::Aligned(aligned) => aligned.fold(query, may_store).await,
+        }
+    }
+
+    /// Takes out the earliest window if the watermark `mark` has come to its end.
+    pub(super) async fn close(&mut self, mark: i64, query: &mut Query) -> Option<Closed> {
+        match self {
+            Self::Aligned(aligned) => aligned.close(mark, query).await,
         }
     }
 
@@ -115,6 +141,41 @@ impl Frames {
         match self {
             Self::Aligned(_) if saved.is_empty() => Ok(()),
             Self::Aligned(_) => Err(StreamError::Progress("windows that need no saving".into())),
+        }
+    }
+}
+
+impl Frames {
+    /// Whether the progress needs states beside it.
+    pub(super) fn stores(&self) -> bool {
+        match self {
+            Self::Aligned(aligned) => aligned.stores(),
+        }
+    }
+
+    /// What has changed of the states beside the progress since [`Frames::submitted`].
+    pub(super) fn changes(&self) -> Vec<StateChange> {
+        match self {
+            Self::Aligned(aligned) => aligned.changes(),
+        }
+    }
+
+    /// Those changes are on their way into the store.
+    pub(super) fn submitted(&mut self) {
+        match self {
+            Self::Aligned(aligned) => aligned.submitted(),
+        }
+    }
+
+    /// Takes up states from beside a progress whose closed windows end at or before `closed`. Gives
+    /// back how many rows they stand for.
+    pub(super) fn load_states(
+        &mut self,
+        states: &[(u64, Bytes)],
+        closed: Option<i64>,
+    ) -> Result<u64, StreamError> {
+        match self {
+            Self::Aligned(aligned) => aligned.load(states, closed),
         }
     }
 }

@@ -15,6 +15,8 @@ const VERSION_WITHOUT_SECTIONS: u8 = 1;
 const BASE: u8 = 1;
 /// What [`Frames::save`](super::frames::Frames::save) gave.
 const FRAMES: u8 = 2;
+/// [`Query::fingerprint`](crate::sql::Query), where states are stored beside the progress.
+const PANES: u8 = 3;
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -37,6 +39,8 @@ pub(super) struct Saved {
     pub(super) sources: Vec<(u32, String, Option<i64>)>,
     /// Open windows, where rows alone do not tell them.
     pub(super) frames: Vec<u8>,
+    /// By which plan stored states were made; empty where there are none.
+    pub(super) panes: Vec<u8>,
 }
 
 impl Saved {
@@ -55,7 +59,7 @@ impl Saved {
 
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames)] {
+        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames), (PANES, &self.panes)] {
             if !bytes.is_empty() {
                 out.push(tag);
                 put_length(&mut out, bytes.len());
@@ -105,7 +109,7 @@ impl Saved {
             VERSION_WITHOUT_SECTIONS => return Self::read_base(rest),
             version => return refused(format!("version {version}, not {VERSION}")),
         }
-        let mut sections: [Option<&[u8]>; 2] = [None; 2];
+        let mut sections: [Option<&[u8]>; 3] = [None; 3];
         while !rest.0.is_empty() {
             let tag = rest.take::<1>()?[0];
             let length = rest.u32()? as usize;
@@ -120,6 +124,7 @@ impl Saved {
         let section = |tag: u8| sections[usize::from(tag) - 1].unwrap_or_default();
         let mut saved = Self::read_base(Reader(section(BASE)))?;
         saved.frames = section(FRAMES).to_vec();
+        saved.panes = section(PANES).to_vec();
         Ok(saved)
     }
 
@@ -230,12 +235,14 @@ mod tests {
             tables: vec![("m".into(), 3, 1), ("größe".into(), u64::MAX, 0)],
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
+            panes: vec![4],
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let frames = 1 + 4 + 3;
-        for length in (0..bytes.len()).filter(|length| *length != bytes.len() - frames) {
+        let panes = bytes.len() - (1 + 4 + 1);
+        let whole = [panes - (1 + 4 + 3), panes];
+        for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
         for garbage in [&[0][..], &[7, 0, 0, 0, 0], &[0, 0, 0, 0, 0], &[2, 0, 0, 0, 0]] {
