@@ -366,6 +366,7 @@ impl StreamPart {
             state: progress.state,
             processed: named(progress.processed),
             replay_from: named(progress.replay_from),
+            states: Vec::new(),
         });
         self.shown.send_replace(Some(stream.counts()));
         self.commit(commit, false).await
