@@ -17,7 +17,6 @@ mod functions;
 
 pub use sql::{Mode, Query, Sql, SqlError, TableSchema};
 pub use stream::{
-    Counts, Effects, Event, LateRows, Output, Progress, StateChange, Stream, StreamError,
-    StreamSpec,
+    Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
 };
 pub use window::{Bounds, Window};

@@ -53,6 +53,9 @@ const FOLDED: [&str; 19] = [
 /// Those that go by a time, which is their second argument.
 const TIMED: [&str; 2] = functions::EDGES;
 
+const UNION: &str = "it unites rows (UNION)";
+const SETS: &str = "it groups by ROLLUP, CUBE or GROUPING SETS";
+
 /// Why a plan runs over all rows of a window.
 pub(super) enum Refusal {
     /// In a few words, for `explain`.
@@ -178,19 +181,21 @@ fn aggregation(plan: &Arc<dyn ExecutionPlan>) -> Result<&Arc<dyn ExecutionPlan>,
 
 /// What joins more than one input, in words.
 fn branches(node: &Arc<dyn ExecutionPlan>) -> &'static str {
-    if node.name().contains("Union") { "it unites rows (UNION)" } else { "it joins rows" }
+    if node.name().contains("Union") { UNION } else { "it joins rows" }
 }
 
 /// Checks what is aggregated; gives back the group columns that are constant in a window.
 fn check_aggregation(
     single: &AggregateExec,
 ) -> Result<Vec<(usize, Arc<dyn PhysicalExpr>)>, Refusal> {
-    if !single.group_expr().is_single() {
-        return refuse("it groups by ROLLUP, CUBE or GROUPING SETS");
-    }
     if *single.mode() != AggregateMode::Single {
-        // Only a union has more than one partition.
-        return refuse("it unites rows (UNION)");
+        // In two steps, over partitions or sets of groups.
+        let first = single.input().downcast_ref::<AggregateExec>();
+        let sets = first.is_some_and(|first| !first.group_expr().is_single());
+        return refuse(if sets { SETS } else { UNION });
+    }
+    if !single.group_expr().is_single() {
+        return refuse(SETS);
     }
     for (aggregate, filter) in single.aggr_expr().iter().zip(single.filter_expr()) {
         let name = aggregate.fun().name();

@@ -125,7 +125,8 @@ impl Sql {
             (Mode::Stateless, None)
         };
         let context = state.task_ctx();
-        Ok(Query { mode, parts, feeds, cell, context, plan, planner })
+        let sql = sql.to_owned();
+        Ok(Query { sql, mode, parts, feeds, cell, context, plan, planner })
     }
 
     fn state(
@@ -275,6 +276,7 @@ impl Planned {
 /// A planned SELECT.
 #[derive(Debug)]
 pub struct Query {
+    sql: String,
     mode: Mode,
     /// Where it can be computed in pieces.
     parts: Option<Incremental>,
@@ -294,6 +296,11 @@ impl Query {
     /// Whether it was planned to run over windows.
     pub fn windowed(&self) -> bool {
         self.mode != Mode::Stateless
+    }
+
+    /// Its text.
+    pub fn sql(&self) -> &str {
+        &self.sql
     }
 
     /// How it is computed over windows that are runs of panes; other kinds keep their rows.

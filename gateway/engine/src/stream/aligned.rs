@@ -18,13 +18,13 @@ use bytes::Bytes;
 
 use super::StreamError;
 use super::blocks::{BLOCKS_MIN, Blocks, FAN, Place, cover, panes_of};
-use super::border::StateChange;
 use super::frames::{Closed, Input, Sources};
 use super::piece::{Limits, Piece, Weight};
 use super::refill::Arrival;
 use super::rows::{Mix, in_large_batches};
 use super::snapshot::Snapshots;
 use crate::sql::{Query, SqlError};
+use crate::store::StateChange;
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
 
@@ -182,7 +182,7 @@ impl Aligned {
         let Some(folding) = &mut self.folding else {
             return;
         };
-        let tight = self.weight.held > folding.memory_max / 2;
+        let tight = self.weight.rows > folding.memory_max / 4;
         let limits = folding.limits;
         let keys: Vec<Key> = if tight {
             folding.touched.clear();
@@ -192,7 +192,7 @@ impl Aligned {
         };
         let mut folded = false;
         for key in keys {
-            let full = |piece: &Piece| tight || piece.is_full(&limits);
+            let full = |piece: &Piece| piece.is_full(&limits, tight);
             if self.pieces.get(&key).is_some_and(full) {
                 folded |= self.fold_piece(key, query).await.is_ok();
             }
@@ -278,6 +278,10 @@ impl Aligned {
             }
         }
         let settled = self.forget(&done);
+        if let Some(folding) = &mut self.folding {
+            let next = self.ends.first().map(|end| self.window.ending_at(*end).start);
+            folding.blocks.forget(next.map_or(i64::MAX, |start| self.window.pane_index(start)));
+        }
         if !matches!(input, Input::Failed(_)) && self.folding.is_some() {
             self.store(query).await;
         }
@@ -335,9 +339,6 @@ impl Aligned {
             by_pane.entry(self.window.pane_index(key.0)).or_default().push(*key);
         }
         let first = self.window.pane_index(bounds.start);
-        if let Some(folding) = &mut self.folding {
-            folding.blocks.forget(first);
-        }
         let mut states = Vec::new();
         for place in cover(first..first + self.window.panes_in(bounds)) {
             states.extend(self.block(place, bounds.end, &by_pane, query).await?);

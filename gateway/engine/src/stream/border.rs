@@ -1,9 +1,9 @@
 //! What goes into a stream and what comes out of it.
 
 use arrow::record_batch::RecordBatch;
-use bytes::Bytes;
 
 use crate::sql::{SqlError, TableSchema};
+use crate::store::StateChange;
 use crate::window::{Bounds, Window};
 
 /// What a stream is, apart from its SQL. All spans in microseconds.
@@ -103,15 +103,6 @@ pub struct Progress {
     /// What has changed of the states that the store keeps beside `state`, since
     /// [`Stream::submitted`](super::Stream::submitted).
     pub states: Vec<StateChange>,
-}
-
-/// A change of one of the states that the store keeps for a stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StateChange {
-    /// Which one.
-    pub key: u64,
-    /// The state from now on; `None` where there is none any more.
-    pub bytes: Option<Bytes>,
 }
 
 /// The stream's ledger: `accepted = windowed + late + filtered + failed + dropped + open_rows`.

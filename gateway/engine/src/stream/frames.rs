@@ -10,9 +10,9 @@ use bytes::Bytes;
 
 use super::StreamError;
 use super::aligned::Aligned;
-use super::border::StateChange;
 use super::refill::Arrival;
 use crate::sql::{Query, SqlError};
+use crate::store::StateChange;
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
 

@@ -22,15 +22,14 @@ use std::collections::BTreeSet;
 use arrow::record_batch::RecordBatch;
 use bytes::Bytes;
 
-pub use border::{
-    Counts, Effects, Event, LateRows, Output, Progress, StateChange, StreamError, StreamSpec,
-};
+pub use border::{Counts, Effects, Event, LateRows, Output, Progress, StreamError, StreamSpec};
 
 use crate::sql::{Query, SqlError, TableSchema};
+use crate::store::StateChange;
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
 use frames::{Closed, Frames, Input};
-use progress::Saved;
+use progress::{Plan, Saved};
 use refill::{Arrival, Refill};
 use rows::{Columns, quality_runs};
 
@@ -140,7 +139,7 @@ impl Stream {
         if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
             frames.load(&saved.frames)?;
         }
-        let same = !changed && saved.panes == stream.query.fingerprint().to_le_bytes();
+        let same = !changed && saved.panes.is_some_and(|plan| plan.made(&stream.query));
         let mut refilled = 0;
         match stream.frames.as_mut().filter(|_| same) {
             Some(frames) => refilled = frames.load_states(states, saved.watermark)?,
@@ -159,6 +158,29 @@ impl Stream {
         });
         stream.end_refill(changed);
         Ok(stream)
+    }
+
+    /// The SQL by which states beside `progress` were made, where `query` cannot go on with them. To
+    /// lose nothing, restore a stream with that SQL, read its logs up to [`Progress::processed`], and
+    /// end it with [`Stream::close_all`].
+    pub fn outdated(
+        spec: &StreamSpec,
+        query: &Query,
+        progress: &[u8],
+    ) -> Result<Option<String>, StreamError> {
+        let saved = Saved::read(progress)?;
+        let same = saved.fingerprint == fingerprint(spec);
+        Ok(saved.panes.filter(|plan| same && !plan.made(query)).map(|plan| plan.sql))
+    }
+
+    /// Closes all open windows as if time had come to their ends; the watermark stays where it is,
+    /// so that rows which come for one of them later open it again.
+    ///
+    /// Not cancel safe, as [`Stream::apply`].
+    pub async fn close_all(&mut self) -> Effects {
+        let mut effects = Effects::default();
+        self.close_to(i64::MAX, &mut effects).await;
+        effects
     }
 
     /// Applies an event. `now` in microseconds since 1970, UTC. Runs SQL: belongs on a thread that
@@ -227,7 +249,7 @@ impl Stream {
             tables: tables.collect(),
             sources: self.watermark.sources().iter().map(source).collect(),
             frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
-            panes: if stores { self.query.fingerprint().to_le_bytes().to_vec() } else { vec![] },
+            panes: stores.then(|| Plan::of(&self.query)),
         };
         let gone = |key: &u64| StateChange { key: *key, bytes: None };
         let mut states: Vec<StateChange> = self.discarded.iter().map(gone).collect();
@@ -332,9 +354,12 @@ impl Stream {
         if self.refill.is_some() {
             return;
         }
-        let Some(mark) = self.watermark.current() else {
-            return;
-        };
+        if let Some(mark) = self.watermark.current() {
+            self.close_to(mark, effects).await;
+        }
+    }
+
+    async fn close_to(&mut self, mark: i64, effects: &mut Effects) {
         while let Some(frames) = &mut self.frames
             && let Some(closed) = frames.close(mark, &mut self.query).await
         {

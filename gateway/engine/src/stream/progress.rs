@@ -7,6 +7,7 @@
 //! The store guards the bytes with a CRC. Version 1 was the base section alone, and is still read.
 
 use super::{Counts, StreamError};
+use crate::sql::Query;
 
 const VERSION: u8 = 2;
 const VERSION_WITHOUT_SECTIONS: u8 = 1;
@@ -15,7 +16,7 @@ const VERSION_WITHOUT_SECTIONS: u8 = 1;
 const BASE: u8 = 1;
 /// What [`Frames::save`](super::frames::Frames::save) gave.
 const FRAMES: u8 = 2;
-/// [`Query::fingerprint`](crate::sql::Query), where states are stored beside the progress.
+/// By which plan the states beside the progress were made; only where there are some.
 const PANES: u8 = 3;
 
 /// What a stream remembers.
@@ -39,8 +40,27 @@ pub(super) struct Saved {
     pub(super) sources: Vec<(u32, String, Option<i64>)>,
     /// Open windows, where rows alone do not tell them.
     pub(super) frames: Vec<u8>,
-    /// By which plan stored states were made; empty where there are none.
-    pub(super) panes: Vec<u8>,
+    /// By which plan stored states were made, where there are some.
+    pub(super) panes: Option<Plan>,
+}
+
+/// A plan that made states.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// [`Query::fingerprint`](crate::sql::Query).
+    pub(super) fingerprint: u32,
+    pub(super) sql: String,
+}
+
+impl Plan {
+    pub(super) fn of(query: &Query) -> Self {
+        Self { fingerprint: query.fingerprint(), sql: query.sql().to_owned() }
+    }
+
+    /// Whether states that it made are those of `query`.
+    pub(super) fn made(&self, query: &Query) -> bool {
+        query.folded_table().is_some() && self.fingerprint == query.fingerprint()
+    }
 }
 
 impl Saved {
@@ -59,7 +79,12 @@ impl Saved {
 
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames), (PANES, &self.panes)] {
+        let panes = self.panes.as_ref().map_or(Vec::new(), |plan| {
+            let mut out = plan.fingerprint.to_le_bytes().to_vec();
+            put_text(&mut out, &plan.sql);
+            out
+        });
+        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames), (PANES, &panes)] {
             if !bytes.is_empty() {
                 out.push(tag);
                 put_length(&mut out, bytes.len());
@@ -124,7 +149,10 @@ impl Saved {
         let section = |tag: u8| sections[usize::from(tag) - 1].unwrap_or_default();
         let mut saved = Self::read_base(Reader(section(BASE)))?;
         saved.frames = section(FRAMES).to_vec();
-        saved.panes = section(PANES).to_vec();
+        let mut panes = Reader(section(PANES));
+        if !panes.0.is_empty() {
+            saved.panes = Some(Plan { fingerprint: panes.u32()?, sql: panes.text()? });
+        }
         Ok(saved)
     }
 
@@ -235,12 +263,12 @@ mod tests {
             tables: vec![("m".into(), 3, 1), ("größe".into(), u64::MAX, 0)],
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
-            panes: vec![4],
+            panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let panes = bytes.len() - (1 + 4 + 1);
+        let panes = bytes.len() - (1 + 4 + 4 + 4 + 8);
         let whole = [panes - (1 + 4 + 3), panes];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();

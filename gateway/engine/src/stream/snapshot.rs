@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::border::StateChange;
+use crate::store::StateChange;
 
 /// Changes of stored states that are not yet on their way.
 #[derive(Debug, Default)]
