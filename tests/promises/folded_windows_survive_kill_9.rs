@@ -33,7 +33,8 @@ fn number(value: &Value, key: &str) -> u64 {
 #[test]
 fn each_row_is_in_the_window_once() {
     let scratch = Scratch::new("folded");
-    let counting = "SELECT count(*) AS n, sum(seq) AS total, max(seq) AS top, avg(v) AS mean FROM t";
+    let counting =
+        "SELECT count(*) AS n, sum(seq) AS total, max(seq) AS top, avg(v) AS mean FROM t";
     let config_of = |sql: &str| config(&scratch, sql);
     let mut open = 0;
     for round in 0..setting("TIDEGATE_TEST_FOLDED_KILLS", 3) {

@@ -283,6 +283,19 @@ mod tests {
         marks.current()
     }
 
+    /// Sources come back in any order, each with its mark; the first of them alone once raised the
+    /// watermark above the slowest.
+    #[test]
+    fn a_restart_gives_the_mark_of_the_slowest_source() {
+        let mut marks = Watermark::new(1, 0, 100, 1000);
+        for (device, high) in [("fast", 9), ("slow", 4), ("middle", 6)] {
+            marks.declare(0, device, Some(high), false);
+        }
+        marks.resume(Some(3));
+        assert_eq!(marks.current(), Some(4));
+        assert_eq!(seen(&mut marks, "slow", 5), Some(5));
+    }
+
     #[test]
     fn the_slowest_active_source_holds_it() {
         let mut marks = Watermark::new(1, 2, 100, 1000);
