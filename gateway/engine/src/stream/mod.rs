@@ -8,11 +8,18 @@
 mod aligned;
 mod blocks;
 mod border;
+mod counted;
 mod frames;
+mod kept;
+mod keyed;
+mod keys;
+mod order;
 mod piece;
 mod progress;
 mod refill;
 mod rows;
+mod runs;
+mod sliding;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -55,9 +62,6 @@ impl Stream {
     pub fn new(spec: StreamSpec, query: Query, now: i64) -> Result<Self, StreamError> {
         let input =
             |what: String| Err(StreamError::Input(format!("stream `{}`: {what}", spec.name)));
-        if let Some(problem) = spec.window.as_ref().and_then(Window::problem) {
-            return input(problem);
-        }
         if spec.allowed_lateness < 0 || spec.idle_after < 0 {
             return input("a negative span".into());
         }
@@ -77,10 +81,7 @@ impl Stream {
         }
         Ok(Self {
             watermark,
-            frames: spec
-                .window
-                .as_ref()
-                .map(|window| Frames::new(window, tables, &query, spec.memory_max)),
+            frames: Frames::new(&spec, &query)?,
             refill: None,
             discarded: Vec::new(),
             processed: vec![0; tables],
@@ -127,9 +128,12 @@ impl Stream {
                 from[table] = *replay_from;
             }
         }
-        for (table, device, high) in &saved.sources {
-            if let Some(table) = index(&saved.tables[*table as usize].0) {
-                stream.watermark.declare(table, device, *high, false);
+        // All of them before any has its mark: one alone would take the watermark to its own.
+        for marked in [false, true] {
+            for (table, device, high) in &saved.sources {
+                if let Some(table) = index(&saved.tables[*table as usize].0) {
+                    stream.watermark.declare(table, device, high.filter(|_| marked), false);
+                }
             }
         }
         stream.watermark.resume(saved.watermark);
@@ -179,7 +183,7 @@ impl Stream {
     /// Not cancel safe, as [`Stream::apply`].
     pub async fn close_all(&mut self) -> Effects {
         let mut effects = Effects::default();
-        self.close_to(i64::MAX, &mut effects).await;
+        self.close_to(Some(i64::MAX), &mut effects).await;
         effects
     }
 
@@ -266,7 +270,10 @@ impl Stream {
         }
     }
 
-    /// The next log position of a table that is to be applied.
+    /// The next log position of a table to apply.
+    ///
+    /// # Panics
+    /// Where there is no such table.
     pub fn processed(&self, table: usize) -> u64 {
         self.processed[table]
     }
@@ -309,13 +316,11 @@ impl Stream {
 
     /// Lowest log position of a table that is still needed.
     fn needed(&self, table: usize) -> u64 {
-        match &self.refill {
-            Some(refill) => refill.from[table],
-            None => {
-                let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
-                first.unwrap_or(self.processed[table])
-            }
+        if let Some(refill) = &self.refill {
+            return refill.from[table];
         }
+        let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
+        first.unwrap_or(self.processed[table])
     }
 
     /// Checks rows before anything changes.
@@ -354,16 +359,27 @@ impl Stream {
         if self.refill.is_some() {
             return;
         }
-        if let Some(mark) = self.watermark.current() {
-            self.close_to(mark, effects).await;
-        }
+        let mark = self.watermark.current();
+        self.close_to(mark, effects).await;
     }
 
-    async fn close_to(&mut self, mark: i64, effects: &mut Effects) {
-        while let Some(frames) = &mut self.frames
-            && let Some(closed) = frames.close(mark, &mut self.query).await
-        {
-            self.compute(closed, effects).await;
+    async fn close_to(&mut self, mark: Option<i64>, effects: &mut Effects) {
+        if let Some(mark) = mark {
+            while let Some(frames) = &mut self.frames
+                && let Some(closed) = frames.close(mark, &mut self.query).await
+            {
+                self.compute(closed, effects).await;
+            }
+        }
+        while let Some(run) = self.frames.as_mut().and_then(|frames| frames.close_run(mark)) {
+            self.compute_run(run, effects).await;
+        }
+        if let Some(settled) = self.frames.as_mut().map(Frames::settled) {
+            self.counts.windowed += settled.windowed;
+            self.counts.filtered += settled.filtered;
+            for (rows, error) in settled.failed {
+                self.fail(None, rows, error, effects);
+            }
         }
     }
 
@@ -448,9 +464,12 @@ impl Stream {
 fn fingerprint(spec: &StreamSpec) -> u32 {
     let mut text = spec.window.as_ref().map_or_else(|| "none".to_owned(), Window::definition);
     let columns: BTreeSet<&str> = spec.tables.iter().map(|t| t.time_column.as_str()).collect();
-    for column in columns {
+    // Where open windows are saved, rows are named by the table's place among these.
+    let named = spec.window.as_ref().is_some_and(|window| !window.is_aligned());
+    let tables = spec.tables.iter().filter(|_| named).map(|table| table.name.as_str());
+    for word in columns.into_iter().chain(tables) {
         text.push(' ');
-        text.push_str(column);
+        text.push_str(word);
     }
     crc32fast::hash(text.as_bytes())
 }
