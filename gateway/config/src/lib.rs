@@ -11,6 +11,7 @@ pub mod device;
 pub mod document;
 pub mod environment;
 pub mod explain;
+mod held;
 pub mod path;
 pub mod problem;
 pub mod read;

@@ -5,6 +5,9 @@
 //! belongs to the window that starts there. It knows no rows, no clock and no watermark.
 //! Source: design page "The engine", section Windows.
 
+/// Windows of more panes are computed from their rows: states of so few rows each would save nothing.
+pub const PANES_MAX: i64 = 16_384;
+
 /// A span of event time: `start` belongs to it, `end` does not. Microseconds since 1970, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bounds {

@@ -9,8 +9,10 @@
 //! - `hopping`: windows of 1 h, one every 10 s, beside tumbling windows of 10 s over the same rows:
 //!   360 panes that hold every device, then panes of 100,000 (`dense`) or 10,000 rows whose time
 //!   counts. What the 360 panes hold is the memory.
+//! - `session`: by device, in bursts of ten rows of each, beside DataFusion, which groups by bursts.
 //! - `close`: from the batch that ends a 1 s window at 1,000 rows a second to the result.
 
+use arrow::array::RecordBatch;
 use tidegate_engine::Window;
 use tidegate_engine::baseline::InMemory;
 use tokio::time::Instant;
@@ -24,6 +26,7 @@ const RECOMPUTE: &str = "engine.tumbling.incremental_to_recompute";
 const HOPPING: &str = "engine.hopping.time_to_tumbling";
 const HOPPING_SPARSE: &str = "engine.hopping.sparse_time_to_tumbling";
 const BYTES: &str = "engine.hopping.bytes_per_group_and_pane";
+const SESSION: &str = "engine.session.ratio_to_datafusion";
 const CLOSE: &str = "engine.close";
 
 const WINDOW_US: i64 = 10_000_000;
@@ -34,13 +37,14 @@ const PANES: i64 = 360;
 
 const OURS: &str = "SELECT window_start() AS start, device, count(*) AS n, avg(v) AS mean, \
                     max(v) AS high FROM rows GROUP BY device";
-const THEIRS: &str = "SELECT date_bin(INTERVAL '10 seconds', time) AS start, device, \
-                      count(*) AS n, avg(v) AS mean, max(v) AS high FROM rows GROUP BY 1, 2";
 
 pub(super) fn measure(bench: &mut Bench) -> anyhow::Result<()> {
     tumbling(bench)?;
     for groups in [10, 1_000] {
         hopping(bench, groups)?;
+    }
+    for groups in [10, 1_000, 100_000] {
+        session(bench, groups)?;
     }
     close(bench)
 }
@@ -59,9 +63,10 @@ fn tumbling(bench: &mut Bench) -> anyhow::Result<()> {
         let (mut to_theirs, mut to_rows) = (Vec::new(), Vec::new());
         let millions = bench.effort.rows as f64 / 1e6;
         for _ in 0..rounds {
-            let itself = millions / ours(&batches, How::Itself)?;
-            to_theirs.push((itself, millions / theirs(&batches)?));
-            to_rows.push((itself, millions / ours(&batches, How::Recompute)?));
+            let window = Window::Tumbling { size: WINDOW_US, offset: 0 };
+            let itself = millions / ours(&window, &batches, How::Itself)?;
+            to_theirs.push((itself, millions / theirs(WINDOW_US, &batches)?));
+            to_rows.push((itself, millions / ours(&window, &batches, How::Recompute)?));
         }
         let [name, recompute] = names;
         let mut figure = Figure::pairs(name, "Mrows/s", &to_theirs);
@@ -79,36 +84,65 @@ fn tumbling(bench: &mut Bench) -> anyhow::Result<()> {
 }
 
 fn rows_of(groups: usize, per_window: i64, start_us: i64) -> Rows {
-    Rows { groups, gap_us: WINDOW_US / per_window, start_us }
+    Rows { groups, gap_us: WINDOW_US / per_window, start_us, pause: None }
 }
 
 /// Seconds for all rows through a stream, the last window included.
-fn ours(batches: &[arrow::array::RecordBatch], how: How) -> anyhow::Result<f64> {
-    let mut stream = Timed::new(OURS, Window::Tumbling { size: WINDOW_US, offset: 0 }, how)?;
+fn ours(window: &Window, batches: &[RecordBatch], how: How) -> anyhow::Result<f64> {
+    let mut stream = Timed::new(OURS, window.clone(), how)?;
     block(async {
         let mut rows = 0;
         for batch in batches {
             stream.rows(batch.clone()).await?;
             rows += batch.num_rows() as u64;
         }
-        stream.drain(2 * WINDOW_US * i64::try_from(rows)? / WINDOW_ROWS + 2 * WINDOW_US).await?;
+        // The clock is beyond all windows.
+        stream.drain(i64::MAX / 2).await?;
         anyhow::ensure!(stream.counted == rows, "{} of {rows} rows came out", stream.counted);
         Ok(stream.took.as_secs_f64())
     })
 }
 
-/// Seconds for the same in DataFusion.
-fn theirs(batches: &[arrow::array::RecordBatch]) -> anyhow::Result<f64> {
+/// Seconds for the same in DataFusion, with windows of so many microseconds.
+fn theirs(window_us: i64, batches: &[RecordBatch]) -> anyhow::Result<f64> {
+    let sql = format!(
+        "SELECT date_bin(INTERVAL '{window_us} microseconds', time) AS start, device, \
+         count(*) AS n, avg(v) AS mean, max(v) AS high FROM rows GROUP BY 1, 2"
+    );
     block(async {
-        let memory = InMemory::plan("rows", schema(), batches.to_vec(), THEIRS).await?;
+        let memory = InMemory::plan("rows", schema(), batches.to_vec(), &sql).await?;
         let start = Instant::now();
         let results = memory.run().await?;
         let took = start.elapsed();
         let (counted, rows): (u64, usize) =
-            (results.iter().map(sum_of_n).sum(), batches.iter().map(|b| b.num_rows()).sum());
+            (results.iter().map(sum_of_n).sum(), batches.iter().map(RecordBatch::num_rows).sum());
         anyhow::ensure!(counted == rows as u64, "DataFusion counted {counted} of {rows} rows");
         Ok(took.as_secs_f64())
     })
+}
+
+fn session(bench: &mut Bench, groups: usize) -> anyhow::Result<()> {
+    let name = format!("{SESSION}.{groups}_groups");
+    if !bench.wants(&name) {
+        return Ok(());
+    }
+    let (window, burst_us, batches) = sessions(groups, bench.effort.rows)?;
+    let millions = bench.effort.rows as f64 / 1e6;
+    let pairs: Vec<(f64, f64)> = (0..bench.effort.rounds)
+        .map(|_| {
+            let ours = ours(&window, &batches, How::Itself)?;
+            Ok((millions / ours, millions / theirs(burst_us, &batches)?))
+        })
+        .collect::<anyhow::Result<_>>()?;
+    bench.report.add(Figure::pairs(name, "Mrows/s", &pairs))
+}
+
+/// Sessions, how long a burst takes with its pause, and rows in bursts of ten of each device.
+fn sessions(groups: usize, rows: usize) -> anyhow::Result<(Window, i64, Vec<RecordBatch>)> {
+    let (gap, pause, burst) = (5_000_000, 10_000_000, 10 * groups);
+    let bursts = Rows { groups, gap_us: 1, start_us: 0, pause: Some((burst, pause)) };
+    let window = Window::Session { gap, length_max: None, by: vec!["device".to_owned()] };
+    Ok((window, pause + i64::try_from(burst)?, bursts.batches(rows)?))
 }
 
 fn hopping(bench: &mut Bench, groups: usize) -> anyhow::Result<()> {
@@ -178,7 +212,7 @@ fn close(bench: &mut Bench) -> anyhow::Result<()> {
     }
     let (second, per_batch) = (1_000_000, 10);
     let windows = bench.effort.rows / 10_000;
-    let rows = Rows { groups: 10, gap_us: 1_000, start_us: 0 };
+    let rows = Rows { groups: 10, gap_us: 1_000, ..Rows::default() };
     let mut stream = Timed::new(OURS, Window::Tumbling { size: second, offset: 0 }, How::Itself)?;
     let took = block(async {
         let mut took = Vec::with_capacity(windows);
@@ -206,9 +240,13 @@ mod tests {
     #[test]
     fn all_sides_count_every_row() {
         let batches = rows_of(10, WINDOW_ROWS, 0).batches(250_000).unwrap();
-        assert!(ours(&batches, How::Itself).unwrap() > 0.0);
-        assert!(ours(&batches, How::Recompute).unwrap() > 0.0);
-        assert!(theirs(&batches).unwrap() > 0.0);
+        let window = Window::Tumbling { size: WINDOW_US, offset: 0 };
+        assert!(ours(&window, &batches, How::Itself).unwrap() > 0.0);
+        assert!(ours(&window, &batches, How::Recompute).unwrap() > 0.0);
+        assert!(theirs(WINDOW_US, &batches).unwrap() > 0.0);
+        let (window, burst_us, batches) = sessions(50, 2_000).unwrap();
+        assert!(ours(&window, &batches, How::Itself).unwrap() > 0.0);
+        assert!(theirs(burst_us, &batches).unwrap() > 0.0);
     }
 
     /// An hour of panes is there when the clock starts: each result is of 360 of them.

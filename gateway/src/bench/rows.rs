@@ -29,8 +29,8 @@ pub(super) fn schema() -> SchemaRef {
     ]))
 }
 
-/// Rows that come evenly in time.
-#[derive(Debug, Clone, Copy)]
+/// Rows that come evenly in time, or in bursts.
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rows {
     /// Devices, each of which sends in turn.
     pub(super) groups: usize,
@@ -38,6 +38,8 @@ pub(super) struct Rows {
     pub(super) gap_us: i64,
     /// Time of row 0.
     pub(super) start_us: i64,
+    /// After how many rows there is a pause, and for how many microseconds.
+    pub(super) pause: Option<(usize, i64)>,
 }
 
 impl Rows {
@@ -49,7 +51,9 @@ impl Rows {
 
     pub(super) fn batch(self, first: usize, rows: usize) -> anyhow::Result<RecordBatch> {
         let numbers = first..first + rows;
-        let time = |n: usize| self.start_us + i64::try_from(n).unwrap_or(0) * self.gap_us;
+        let whole = |n: usize| i64::try_from(n).unwrap_or(0);
+        let paused = |n: usize| self.pause.map_or(0, |(rows, pause)| whole(n / rows) * pause);
+        let time = |n: usize| self.start_us + whole(n) * self.gap_us + paused(n);
         let times: Vec<i64> = numbers.clone().map(time).collect();
         let columns: Vec<ArrayRef> = vec![
             Arc::new(TimestampMicrosecondArray::from(times).with_timezone("UTC")),
@@ -88,10 +92,6 @@ impl Timed {
     pub(super) fn new(sql: &str, window: Window, how: How) -> anyhow::Result<Self> {
         let table =
             TableSchema { name: "rows".into(), schema: schema(), time_column: "time".into() };
-        let mut query = Sql::new(MEMORY)?.plan(sql, std::slice::from_ref(&table), true)?;
-        if how == How::Recompute {
-            query = query.recomputed();
-        }
         let spec = StreamSpec {
             name: "bench".into(),
             tables: vec![table],
@@ -101,6 +101,10 @@ impl Timed {
             idle_after: 5_000_000,
             memory_max: MEMORY,
         };
+        let mut query = spec.plan(&Sql::new(MEMORY)?, sql)?;
+        if how == How::Recompute {
+            query = query.recomputed();
+        }
         let stream = Stream::new(spec, query, 0)?;
         Ok(Self { stream, position: 0, took: Duration::ZERO, counted: 0 })
     }

@@ -12,7 +12,7 @@ use arrow::record_batch::RecordBatch;
 
 use super::incremental::Incremental;
 use super::{Query, SqlError};
-use crate::window::Bounds;
+use crate::window::{Bounds, PANES_MAX, Window};
 
 /// How a query is computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +47,25 @@ impl fmt::Display for Mode {
 }
 
 impl Query {
+    /// The query as it is computed over these windows: rows of some kinds are kept, and so are those
+    /// of windows of too many panes.
+    pub(crate) fn over(mut self, window: &Window) -> Self {
+        if self.parts.is_none() {
+            return self;
+        }
+        let reason = if !window.is_aligned() {
+            "windows of this kind are made of their rows".to_owned()
+        } else if window.panes() > PANES_MAX {
+            let panes = window.panes();
+            format!("its windows are made of {panes} panes, which is more than {PANES_MAX}")
+        } else {
+            return self;
+        };
+        self.parts = None;
+        self.mode = Mode::Recompute { reason };
+        self
+    }
+
     /// The same query over all rows of each window, whatever its SQL allows: what a benchmark or a
     /// test compares with.
     #[must_use]

@@ -26,14 +26,11 @@ use super::snapshot::Snapshots;
 use crate::sql::{Query, SqlError};
 use crate::store::StateChange;
 use crate::watermark::Watermark;
-use crate::window::{Bounds, Window};
+use crate::window::{Bounds, PANES_MAX, Window};
 
 /// Start of a pane, and the end of the first window that its rows belong to. Rows that came later
 /// have a later end, so that panes in order hold rows of equal time in arrival order.
 pub(super) type Key = (i64, i64);
-
-/// A window of more panes is computed from its rows: states of so few rows each would save nothing.
-pub(super) const PANES_MAX: i64 = 16_384;
 
 /// The panes of a stream.
 #[derive(Debug)]

@@ -38,7 +38,10 @@ impl StreamSpec {
             }
             _ => Vec::new(),
         };
-        let query = query.with_conditions(conditions);
+        let mut query = query.with_conditions(conditions);
+        if let Some(window) = &self.window {
+            query = query.over(window);
+        }
         let alone = self.window.as_ref().is_none_or(Window::is_aligned);
         if alone { Ok(query) } else { query.with_twin(sql) }
     }
