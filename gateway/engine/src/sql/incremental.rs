@@ -74,6 +74,9 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal::Reason(reason.into()))
 }
 
+/// The place of a group's column, and what makes its value.
+type GroupColumn = (usize, Arc<dyn PhysicalExpr>);
+
 /// The parts of a plan.
 #[derive(Debug)]
 pub(super) struct Incremental {
@@ -91,7 +94,7 @@ pub(super) struct Incremental {
     pub(super) schema: SchemaRef,
     /// Group columns that are the same for all rows of a window and of which only the end knows
     /// the value, such as `window_start()`.
-    constants: Vec<(usize, Arc<dyn PhysicalExpr>)>,
+    constants: Vec<GroupColumn>,
     /// Differs where states of one plan have no meaning in another.
     pub(super) fingerprint: u32,
 }
@@ -185,9 +188,7 @@ fn branches(node: &Arc<dyn ExecutionPlan>) -> &'static str {
 }
 
 /// Checks what is aggregated; gives back the group columns that are constant in a window.
-fn check_aggregation(
-    single: &AggregateExec,
-) -> Result<Vec<(usize, Arc<dyn PhysicalExpr>)>, Refusal> {
+fn check_aggregation(single: &AggregateExec) -> Result<Vec<GroupColumn>, Refusal> {
     if *single.mode() != AggregateMode::Single {
         // In two steps, over partitions or sets of groups.
         let first = single.input().downcast_ref::<AggregateExec>();
@@ -331,7 +332,9 @@ fn graft(
 fn fingerprint(fold: &Arc<dyn ExecutionPlan>) -> u32 {
     let mut text = displayable(fold.as_ref()).indent(false).to_string();
     for field in fold.schema().fields() {
-        text.push_str(&format!("{} {}\n", field.name(), field.data_type()));
+        for part in [field.name(), " ", &field.data_type().to_string(), "\n"] {
+            text.push_str(part);
+        }
     }
     crc32fast::hash(text.as_bytes())
 }
