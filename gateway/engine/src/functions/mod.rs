@@ -18,6 +18,13 @@ pub(crate) use bounds::BoundsCell;
 /// Name of [`good_ratio`], for the check that it is not used with DISTINCT.
 pub(crate) const GOOD_RATIO: &str = "good_ratio";
 
+/// The names of all functions that are added to DataFusion's; the README has an example of each.
+pub fn function_names() -> Vec<String> {
+    let scalars = window_functions(&Arc::default());
+    let scalars = scalars.iter().map(|function| function.name().to_owned());
+    scalars.chain(aggregates().iter().map(|function| function.name().to_owned())).collect()
+}
+
 /// `window_start()` and `window_end()` over one query's cell.
 pub(crate) fn window_functions(cell: &Arc<BoundsCell>) -> Vec<Arc<ScalarUDF>> {
     vec![Arc::new(bounds::udf(cell, true)), Arc::new(bounds::udf(cell, false))]
