@@ -107,6 +107,19 @@ impl Window {
         (end <= last).then_some(end)
     }
 
+    /// Where the next window starts: what comes before it, the next window needs to know from
+    /// this one. `None` where a window begins with its first row.
+    pub fn next_start(&self, window: Bounds) -> Option<i64> {
+        match *self {
+            Self::Tumbling { .. } => Some(window.end),
+            Self::Hopping { step, .. } => Some(window.start.saturating_add(step)),
+            Self::Cumulative { size, .. } => {
+                let last = cell(window.start, size, 0).end;
+                Some(if window.end < last { window.start } else { last })
+            }
+        }
+    }
+
     /// The window that ends at `end`, which [`Window::first_end`] gave.
     pub fn ending_at(&self, end: i64) -> Bounds {
         let start = match *self {

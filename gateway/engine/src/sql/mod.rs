@@ -42,10 +42,10 @@ use futures::{FutureExt, TryStreamExt};
 
 pub use error::SqlError;
 
-use crate::functions::{self, BoundsCell};
-use crate::window::Bounds;
+use crate::functions::{self, BoundsCell, Memory};
+use crate::window::{Bounds, Window};
 use feed::Feed;
-use planner::CountingPlanner;
+pub(crate) use planner::CountingPlanner;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Sql {
         let planner = Arc::new(CountingPlanner::default());
         let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
+            futures::executor::block_on(Planned::new(&state, sql, tables, windowed, &cell))
         })?;
         Ok(Query { windowed, feeds, cell, context: state.task_ctx(), plan, planner })
     }
@@ -130,6 +130,7 @@ impl Sql {
         catalogs.register_catalog("datafusion".into(), Arc::new(catalog));
 
         let mut scalars = self.scalars.clone();
+        scalars.extend(functions::scalars());
         scalars.extend(window.into_iter().flat_map(functions::window_functions));
         let mut aggregates = SessionStateDefaults::default_aggregate_functions();
         aggregates.extend(functions::aggregates());
@@ -205,6 +206,7 @@ fn end_of(sql: &str) -> (u64, u64) {
 struct Planned {
     logical: LogicalPlan,
     physical: Arc<dyn ExecutionPlan>,
+    memory: Memory,
 }
 
 impl Planned {
@@ -213,6 +215,7 @@ impl Planned {
         sql: &str,
         tables: &[TableSchema],
         windowed: bool,
+        cell: &Arc<BoundsCell>,
     ) -> Result<Self, SqlError> {
         let known = || {
             let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
@@ -245,9 +248,10 @@ impl Planned {
             .map_err(|_| check::not_a_select())?;
         check::plan(&plan, windowed)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+        let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
         let logical = state.optimize(&plan)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
-        Ok(Self { logical, physical: feed::in_order(physical)? })
+        Ok(Self { logical, physical: feed::in_order(physical)?, memory })
     }
 }
 
@@ -277,6 +281,9 @@ impl Query {
     pub fn explain(&self) -> String {
         let mode = if self.windowed {
             "recompute: a window's rows are kept, and the whole plan runs over them when it closes"
+        } else if self.remembers() {
+            "by row: each row is filtered and shaped by itself and by what functions remember of \
+             the rows before"
         } else {
             "stateless: each row is filtered and shaped by itself, and nothing is kept"
         };
@@ -285,6 +292,30 @@ impl Query {
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
+    }
+
+    /// Says how the windows are made that this query runs over, before it first runs: functions
+    /// over time need to know where a value holds that came before.
+    pub fn over(&self, window: &Window) {
+        self.cell.over(window);
+    }
+
+    /// Whether it has functions whose results depend on earlier runs, or on the bounds of the window
+    /// that runs: it must run over one window at a time, in order of time.
+    pub fn remembers(&self) -> bool {
+        !self.plan.memory.is_empty()
+    }
+
+    /// What functions remember, for [`Query::remember`] after a restart; empty where there is
+    /// nothing. At most some 1.5 MB for each function.
+    pub fn remembered(&self) -> Vec<u8> {
+        self.plan.memory.save()
+    }
+
+    /// Takes up what [`Query::remembered`] gave, also of other SQL: calls that are the same go on.
+    /// An error says why the bytes cannot be read; then nothing is taken up.
+    pub fn remember(&self, remembered: &[u8]) -> Result<(), &'static str> {
+        self.plan.memory.load(remembered)
     }
 
     /// How often a physical plan was made for this query: 1, however often it ran.
@@ -313,12 +344,18 @@ impl Query {
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        // Nothing that a run touches outlives it, so a panic leaves nothing half done.
+        self.plan.memory.begin();
+        // What a run touches does not outlive it, or is undone, so a panic leaves nothing half done.
         let result = AssertUnwindSafe(self.run()).catch_unwind().await.unwrap_or_else(|_| {
             Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
         });
         for feed in &self.feeds {
             feed.fill(Vec::new());
+        }
+        if result.is_ok() {
+            self.plan.memory.commit();
+        } else {
+            self.plan.memory.rollback();
         }
         result
     }

@@ -15,6 +15,9 @@ const VERSION_WITHOUT_SECTIONS: u8 = 1;
 const BASE: u8 = 1;
 /// What [`Frames::save`](super::frames::Frames::save) gave.
 const FRAMES: u8 = 2;
+/// What [`Query::remembered`](crate::Query::remembered) gave.
+const MEMORY: u8 = 4;
+const SECTIONS: [u8; 3] = [BASE, FRAMES, MEMORY];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -37,6 +40,8 @@ pub(super) struct Saved {
     pub(super) sources: Vec<(u32, String, Option<i64>)>,
     /// Open windows, where rows alone do not tell them.
     pub(super) frames: Vec<u8>,
+    /// What functions remember of rows that were applied.
+    pub(super) memory: Vec<u8>,
 }
 
 impl Saved {
@@ -55,7 +60,8 @@ impl Saved {
 
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames)] {
+        let sections = [&self.base(), &self.frames, &self.memory];
+        for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
             if !bytes.is_empty() {
                 out.push(tag);
                 put_length(&mut out, bytes.len());
@@ -105,21 +111,22 @@ impl Saved {
             VERSION_WITHOUT_SECTIONS => return Self::read_base(rest),
             version => return refused(format!("version {version}, not {VERSION}")),
         }
-        let mut sections: [Option<&[u8]>; 2] = [None; 2];
+        let mut sections: [Option<&[u8]>; SECTIONS.len()] = [None; SECTIONS.len()];
         while !rest.0.is_empty() {
             let tag = rest.take::<1>()?[0];
             let length = rest.u32()? as usize;
             let bytes = rest.bytes(length)?;
-            let place = usize::from(tag).checked_sub(1).and_then(|at| sections.get_mut(at));
-            match place {
+            let place = SECTIONS.iter().position(|known| *known == tag);
+            match place.map(|at| &mut sections[at]) {
                 Some(place @ None) => *place = Some(bytes),
                 Some(Some(_)) => return refused(format!("section {tag} stands twice")),
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let section = |tag: u8| sections[usize::from(tag) - 1].unwrap_or_default();
-        let mut saved = Self::read_base(Reader(section(BASE)))?;
-        saved.frames = section(FRAMES).to_vec();
+        let [base, frames, memory] = sections.map(Option::unwrap_or_default);
+        let mut saved = Self::read_base(Reader(base))?;
+        saved.frames = frames.to_vec();
+        saved.memory = memory.to_vec();
         Ok(saved)
     }
 
@@ -230,12 +237,14 @@ mod tests {
             tables: vec![("m".into(), 3, 1), ("größe".into(), u64::MAX, 0)],
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
+            memory: vec![4, 5],
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let frames = 1 + 4 + 3;
-        for length in (0..bytes.len()).filter(|length| *length != bytes.len() - frames) {
+        let (frames, memory) = (1 + 4 + 3, 1 + 4 + 2);
+        let whole = [bytes.len() - memory, bytes.len() - memory - frames];
+        for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
         for garbage in [&[0][..], &[7, 0, 0, 0, 0], &[0, 0, 0, 0, 0], &[2, 0, 0, 0, 0]] {
@@ -254,7 +263,8 @@ mod tests {
         assert_eq!(base.len(), 85);
         assert_eq!(saved.write(), [&[2, 1, 85, 0, 0, 0], &base[..]].concat());
         assert_eq!(Saved::read(&[&[1], &base[..]].concat()), Ok(saved.clone()));
-        let framed = Saved { frames: vec![9], ..saved };
-        assert_eq!(framed.write(), [&[2, 1, 85, 0, 0, 0], &base[..], &[2, 1, 0, 0, 0, 9]].concat());
+        let more = Saved { frames: vec![9], memory: vec![8], ..saved };
+        let sections = [2, 1, 0, 0, 0, 9, 4, 1, 0, 0, 0, 8];
+        assert_eq!(more.write(), [&[2, 1, 85, 0, 0, 0], &base[..], &sections].concat());
     }
 }
