@@ -6,7 +6,8 @@
 use std::fmt::Display;
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::{DFSchema, DataFusionError, Result};
+use datafusion::common::diagnostic::Diagnostic;
+use datafusion::common::{DFSchema, DataFusionError, Result, Span};
 use datafusion::logical_expr::{Cast, Expr, ExprSchemable};
 use datafusion::scalar::ScalarValue;
 
@@ -146,7 +147,8 @@ impl Arguments<'_> {
                 self.wrong(format!("`low` is {low}, not less than `high`, which is {high}"))
             );
         }
-        let count = (1..=BUCKETS_MAX).find(|count| *count as f64 == buckets);
+        // A whole number is equal to itself as a text, and no other number is.
+        let count = buckets.to_string().parse().ok().filter(|n| (1..=BUCKETS_MAX).contains(n));
         let Some(count) = count else {
             let message = format!("`buckets` is {buckets}, not a whole number up to {BUCKETS_MAX}");
             return Err(self.wrong(message));
@@ -211,7 +213,11 @@ impl Arguments<'_> {
     }
 
     fn wrong(&self, what: impl Display) -> DataFusionError {
-        refuse(format!("{}: {what}", self.name), format!("write {}", form(self.name)))
+        let message = format!("{}: {what}", self.name);
+        // The call itself has no place in the text, but the columns in it do.
+        let place = self.given.iter().find_map(place_of);
+        refuse(&message, format!("write {}", form(self.name)))
+            .with_diagnostic(Diagnostic::new_error(message, place))
     }
 
     fn at(&self, at: usize) -> Result<Expr> {
@@ -257,6 +263,11 @@ impl Arguments<'_> {
             _ => Err(self.wrong("the rows have several columns `time`")),
         }
     }
+}
+
+/// Where the first column of an expression stands in the SQL text.
+fn place_of(expr: &Expr) -> Option<Span> {
+    expr.column_refs().iter().filter_map(|column| column.spans.first()).min()
 }
 
 fn as_type(expr: Expr, data_type: DataType) -> Expr {

@@ -84,9 +84,8 @@ impl ScalarUDFImpl for JsonGet {
         let [texts, ColumnarValue::Scalar(path)] = args.args.as_slice() else {
             return exec_err!("{}: the path is no constant", self.name());
         };
-        let path = match path.try_as_str().flatten().map(parse) {
-            Some(Ok(path)) => path,
-            _ => return exec_err!("{}: the path cannot be read", self.name()),
+        let Some(Ok(path)) = path.try_as_str().flatten().map(parse) else {
+            return exec_err!("{}: the path cannot be read", self.name());
         };
         let texts = cast(&texts.to_array(args.number_rows)?, &DataType::Utf8)?;
         let texts = texts.as_string::<i32>();
@@ -124,18 +123,14 @@ pub(super) fn parse(path: &str) -> Result<Vec<Step>, String> {
     while !rest.is_empty() {
         if let Some(inside) = rest.strip_prefix('[') {
             let quote = inside.chars().next().filter(|c| matches!(c, '"' | '\''));
-            let (step, after) = match quote {
-                Some(quote) => {
-                    let (key, after) =
-                        inside[1..].split_once(quote).ok_or("a quote is not closed")?;
-                    (Step::Key(key.to_owned()), after)
-                }
-                None => {
-                    let end = inside.find(']').ok_or("a bracket is not closed")?;
-                    let index = inside[..end].parse();
-                    let index = index.map_err(|_| format!("`{}` is no index", &inside[..end]))?;
-                    (Step::Index(index), &inside[end..])
-                }
+            let (step, after) = if let Some(quote) = quote {
+                let (key, after) = inside[1..].split_once(quote).ok_or("a quote is not closed")?;
+                (Step::Key(key.to_owned()), after)
+            } else {
+                let end = inside.find(']').ok_or("a bracket is not closed")?;
+                let index = inside[..end].parse();
+                let index = index.map_err(|_| format!("`{}` is no index", &inside[..end]))?;
+                (Step::Index(index), &inside[end..])
             };
             steps.push(step);
             rest = after.strip_prefix(']').ok_or("a bracket is not closed")?;

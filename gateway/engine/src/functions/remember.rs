@@ -273,22 +273,22 @@ impl ExtensionPlanner for RememberPlanner {
         'g: 'all,
         Self: 'all,
     {
-        let plan = || {
+        let physical = || {
             let (Some(node), [input]) = (node.as_any().downcast_ref::<Remember>(), physical_inputs)
             else {
                 return Ok(None);
             };
-            let physical = |exprs: &[Expr]| -> Result<Vec<Arc<dyn PhysicalExpr>>> {
+            let all = |exprs: &[Expr]| -> Result<Vec<Arc<dyn PhysicalExpr>>> {
                 let schema = node.input.schema();
                 let physical = |expr| planner.create_physical_expr(expr, schema, session, planning);
                 exprs.iter().map(physical).collect()
             };
-            let (arguments, keys) = (physical(&node.arguments)?, physical(&node.keys)?);
+            let (arguments, keys) = (all(&node.arguments)?, all(&node.keys)?);
             let exec = RememberExec::new(Arc::clone(input), node.call.clone(), arguments, keys);
             Ok(Some(Arc::new(exec) as Arc<dyn ExecutionPlan>))
         };
-        let planned = plan();
-        Box::pin(async move { planned })
+        let physical = physical();
+        Box::pin(async move { physical })
     }
 }
 

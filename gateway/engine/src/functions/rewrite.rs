@@ -104,11 +104,11 @@ impl Rewriter<'_> {
         exprs: Vec<Expr>,
         named: bool,
     ) -> Result<(LogicalPlan, Vec<Expr>)> {
-        let names = NamePreserver::new_for_projection();
+        let preserver = NamePreserver::new_for_projection();
         let mut below = input;
         let mut rewritten = Vec::new();
         for expr in exprs {
-            let name = names.save(&expr);
+            let name = preserver.save(&expr);
             let replaced = expr.transform_up(|expr| {
                 let Expr::ScalarFunction(call) = &expr else {
                     return Ok(Transformed::no(expr));
@@ -215,9 +215,9 @@ impl Rewriter<'_> {
         }
         let columns = named.iter().zip(spans).map(|((relation, field), column)| {
             let column = results.get(&column.name).cloned().unwrap_or(column);
-            let plain = column.relation.as_ref() == relation && column.name == *field.name();
+            let same = column.relation.as_ref() == relation && column.name == *field.name();
             match Expr::Column(column) {
-                column if plain => column,
+                column if same => column,
                 column => column.alias_qualified(relation.cloned(), field.name()),
             }
         });

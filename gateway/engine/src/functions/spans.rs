@@ -213,7 +213,7 @@ struct Folded<T> {
 struct Groups<T> {
     rule: Rule<T>,
     cell: Arc<BoundsCell>,
-    groups: usize,
+    count: usize,
     /// As they came. Folding waits, because a row that comes later may lie before.
     parts: Vec<(usize, Span<T>)>,
     /// No part begins before the one that came before it.
@@ -222,7 +222,7 @@ struct Groups<T> {
 
 impl<T: Kept> Groups<T> {
     fn new(rule: Rule<T>, cell: &Arc<BoundsCell>) -> Self {
-        Self { rule, cell: Arc::clone(cell), groups: 0, parts: Vec::new(), in_order: true }
+        Self { rule, cell: Arc::clone(cell), count: 0, parts: Vec::new(), in_order: true }
     }
 
     fn push(&mut self, group: usize, span: Span<T>) {
@@ -265,7 +265,7 @@ impl<T: Kept> Groups<T> {
     /// Takes out the first groups, each as one span.
     fn fold(&mut self, emit_to: EmitTo) -> Result<Vec<Folded<T>>> {
         let count = match emit_to {
-            EmitTo::All => self.groups,
+            EmitTo::All => self.count,
             EmitTo::First(count) => count,
         };
         let mut parts = std::mem::take(&mut self.parts);
@@ -291,7 +291,7 @@ impl<T: Kept> Groups<T> {
             }
         }
         self.in_order = true;
-        self.groups -= count;
+        self.count -= count;
         Ok(folded)
     }
 
@@ -343,7 +343,7 @@ fn times<'a, T: Copy + 'a>(samples: impl Iterator<Item = Option<Sample<T>>> + 'a
 }
 
 fn amounts<T: Kept>(amounts: impl Iterator<Item = Option<T>>) -> ArrayRef {
-    let array: PrimitiveArray<T::Arrow> = PrimitiveArray::from_iter(amounts);
+    let array: PrimitiveArray<T::Arrow> = amounts.collect();
     Arc::new(array.with_data_type(T::DATA_TYPE))
 }
 
@@ -368,7 +368,7 @@ fn results<T: Kept>(summed: &DataType, folded: &[Folded<T>]) -> Result<ArrayRef>
     let DataType::Struct(fields) = summed else {
         return exec_err!("the result of a function over time is no struct");
     };
-    let known = NullBuffer::from_iter(spans.iter().map(Option::is_some));
+    let known: NullBuffer = spans.iter().map(Option::is_some).collect();
     Ok(Arc::new(StructArray::try_new(fields.clone(), columns, Some(known))?))
 }
 
@@ -387,7 +387,7 @@ impl<T: Kept> GroupsAccumulator for Groups<T> {
         opt_filter: Option<&BooleanArray>,
         total_num_groups: usize,
     ) -> Result<()> {
-        self.groups = self.groups.max(total_num_groups);
+        self.count = self.count.max(total_num_groups);
         self.update(values, |row| group_indices[row], opt_filter)
     }
 
@@ -406,7 +406,7 @@ impl<T: Kept> GroupsAccumulator for Groups<T> {
         group_indices: &[usize],
         total_num_groups: usize,
     ) -> Result<()> {
-        self.groups = self.groups.max(total_num_groups);
+        self.count = self.count.max(total_num_groups);
         self.merge(values, |row| group_indices[row]);
         Ok(())
     }
@@ -439,7 +439,7 @@ struct Single<T> {
 
 impl<T: Kept> Single<T> {
     fn new(mut groups: Groups<T>) -> Self {
-        groups.groups = 1;
+        groups.count = 1;
         Self { groups }
     }
 }

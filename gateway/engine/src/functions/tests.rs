@@ -74,18 +74,16 @@ fn tables() -> Vec<TableSchema> {
     vec![table("m"), table("o")]
 }
 
-fn query(sql: &str, window: Option<Window>) -> Query {
+fn query(sql: &str, window: Option<&Window>) -> Query {
     let planned = Sql::new(64 << 20).unwrap().plan(sql, &tables(), window.is_some());
     let query = planned.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
-    if let Some(window) = &window {
+    if let Some(window) = window {
         query.over(window);
     }
     query
 }
 
-fn tumbling() -> Option<Window> {
-    Some(Window::Tumbling { size: 10 * SECOND, offset: 0 })
-}
+const TUMBLING: Option<&Window> = Some(&Window::Tumbling { size: 10 * SECOND, offset: 0 });
 
 async fn run(query: &mut Query, input: &[Row], seconds: Option<(i64, i64)>) -> Vec<String> {
     let bounds = seconds.map(|(start, end)| Bounds { start: start * SECOND, end: end * SECOND });
@@ -96,7 +94,7 @@ async fn run(query: &mut Query, input: &[Row], seconds: Option<(i64, i64)>) -> V
 
 /// Runs a query over windows of 10 s, one after the other.
 async fn windows(sql: &str, windows: &[&[Row]]) -> Vec<Vec<String>> {
-    let mut query = query(sql, tumbling());
+    let mut query = query(sql, TUMBLING);
     let mut all = Vec::new();
     for (at, input) in (0_i64..).zip(windows) {
         all.push(run(&mut query, input, Some((at * 10, at * 10 + 10))).await);
@@ -302,7 +300,7 @@ async fn overlapping_windows_know_what_held_before_each() {
     };
     let sql = "SELECT integral(v, time) FROM m";
     let hopping = Window::Hopping { size: 10 * SECOND, step: 5 * SECOND, offset: 0 };
-    let mut over_hops = query(sql, Some(hopping));
+    let mut over_hops = query(sql, Some(&hopping));
     for (window, expected) in [
         ((-5, 5), "5.0"),
         ((0, 10), "15.0"),
@@ -316,7 +314,7 @@ async fn overlapping_windows_know_what_held_before_each() {
         assert_eq!(run(&mut over_hops, &input, Some(window)).await, [expected], "{window:?}");
     }
     let cumulative = Window::Cumulative { size: 10 * SECOND, step: 5 * SECOND };
-    let mut totals = query(sql, Some(cumulative));
+    let mut totals = query(sql, Some(&cumulative));
     for (window, expected) in
         [((0, 5), "5.0"), ((0, 10), "15.0"), ((10, 15), "19.0"), ((10, 20), "44.0")]
     {
@@ -329,21 +327,21 @@ async fn overlapping_windows_know_what_held_before_each() {
 async fn what_is_remembered_survives_and_a_failed_run_does_not_change_it() {
     let sql = "SELECT 10 / (n - 7) AS x, integral(v, time) AS i FROM m GROUP BY n - 7, device";
     let first: &[Row] = &[(2, "a", Some(8.0))];
-    let mut before = query(sql, tumbling());
+    let mut before = query(sql, TUMBLING);
     assert_eq!(run(&mut before, first, Some((0, 10))).await, ["10 64.0"]);
     let saved = before.remembered();
     let failing = vec![vec![rows(&[(12, "a", Some(8.0)), (13, "a", Some(7.0))])], vec![]];
     let bounds = Some(Bounds { start: 10 * SECOND, end: 20 * SECOND });
     before.execute(failing, bounds).await.unwrap_err();
     assert_eq!(before.remembered(), saved);
-    let mut after = query(sql, tumbling());
+    let mut after = query(sql, TUMBLING);
     after.remember(&saved).unwrap();
     for query in [&mut before, &mut after] {
         // 8 held until 24, and from then on.
         assert_eq!(run(query, &[(24, "a", Some(8.0))], Some((20, 30))).await, ["10 80.0"]);
     }
     // Of other SQL nothing is taken up.
-    let other = query("SELECT integral(n, time) FROM m", tumbling());
+    let other = query("SELECT integral(n, time) FROM m", TUMBLING);
     other.remember(&saved).unwrap();
     assert_eq!(other.remembered(), [0; 0]);
     other.remember(&[9]).unwrap_err();
@@ -473,6 +471,8 @@ fn what_is_wrong_in_a_call_is_said_with_its_form() {
         assert!(error.message.contains(message), "{call}: {error:?}");
         assert!(error.hint.as_deref().unwrap_or("").contains(hint), "{call}: {error:?}");
     }
+    let error = sql.plan("SELECT count(*),\n  integral(device, time) AS x FROM m", &tables(), true);
+    assert_eq!(error.unwrap_err().position, Some((2, 12)), "where the column stands");
     for (text, message) in [
         ("SELECT counter_delta(n) FROM (SELECT n FROM m)", "have no column `time`"),
         ("SELECT counter_delta(m.n) FROM m JOIN o ON m.n = o.n", "several columns `time`"),
