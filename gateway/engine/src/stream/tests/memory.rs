@@ -1,5 +1,6 @@
 //! What functions remember, over batches, windows, failures and restarts.
 
+use super::kinds::session;
 use super::restart::Logs;
 use super::*;
 
@@ -126,4 +127,26 @@ async fn an_integral_goes_on_from_window_to_window_and_over_a_restart() {
         "b 72 #6", "a 15 #7",
     ];
     same_wherever_it_is_cut(&spec, sql, &batches, &expected, 0).await;
+}
+
+/// Sessions begin and end with their rows, so nothing is carried, and all that are over together are
+/// computed in one execution.
+#[tokio::test]
+async fn in_a_session_time_counts_from_its_first_row_to_its_last() {
+    let spec = StreamSpec { window: Some(session(5, None, &["device"])), ..spec(10, 0) };
+    let sql = "SELECT device, duration_where(v > 2, time) AS v FROM m GROUP BY device";
+    assert!(query(&spec, sql).computes_together());
+    let rows: &[Row] = &[
+        (1, "a", 4.0),
+        (2, "b", 3.0),
+        (3, "a", 1.0),
+        (5, "b", 3.0),
+        (7, "a", 1.0),
+        (20, "a", 4.0),
+        (24, "a", 4.0),
+        (40, "a", 0.0),
+        (41, "b", 0.0),
+    ];
+    let expected = ["b 3 #1", "a 2 #2", "a 4 #3"];
+    same_wherever_it_is_cut(&spec, sql, &[&rows[..4], &rows[4..6], &rows[6..]], &expected, 0).await;
 }
