@@ -218,6 +218,23 @@ impl Window {
         (end <= last).then_some(end)
     }
 
+    /// Where the next window starts: what comes before it, the next window needs to know from
+    /// this one. `None` where a window begins with its first row.
+    pub fn next_start(&self, window: Bounds) -> Option<i64> {
+        match *self {
+            Self::Tumbling { .. } => Some(window.end),
+            Self::Hopping { step, .. } => Some(window.start.saturating_add(step)),
+            Self::Cumulative { size, .. } => {
+                let last = cell(window.start, size, 0).end;
+                Some(if window.end < last { window.start } else { last })
+            }
+            Self::Sliding { .. }
+            | Self::Session { .. }
+            | Self::Count { .. }
+            | Self::State { .. } => None,
+        }
+    }
+
     /// The window that ends at `end`, which [`Window::first_end`] gave.
     pub fn ending_at(&self, end: i64) -> Bounds {
         let start = match *self {
@@ -295,12 +312,13 @@ mod tests {
         ends.map(|end| window.ending_at(end)).map(|w| (w.start, w.end)).collect()
     }
 
+    /// Window, time, pane, windows that hold it.
+    type Case = (Window, i64, (i64, i64), &'static [(i64, i64)]);
+
     #[test]
     fn windows_that_overlap_one_line_per_case() {
         let hopping = |size, step, offset| Window::Hopping { size, step, offset };
         let cumulative = |size, step| Window::Cumulative { size, step };
-        // (window, time) -> pane, windows that hold it
-        type Case = (Window, i64, (i64, i64), &'static [(i64, i64)]);
         let cases: [Case; 14] = [
             (hopping(10, 10, 0), 0, (0, 10), &[(0, 10)]),
             (hopping(10, 10, 0), 9, (0, 10), &[(0, 10)]),

@@ -28,7 +28,7 @@ use crate::functions;
 /// Aggregates whose states merge whatever rows each has seen, and are of a size that does not grow
 /// with the rows. What is not named here is computed over all rows: sketches such as
 /// `approx_percentile_cont` depend on how they were merged.
-const FOLDED: [&str; 19] = [
+const FOLDED: [&str; 21] = [
     "approx_distinct",
     "avg",
     "bit_and",
@@ -40,6 +40,9 @@ const FOLDED: [&str; 19] = [
     "count",
     "covar_pop",
     "covar_samp",
+    "good_count",
+    "good_ratio",
+    "histogram",
     "max",
     "min",
     "stddev",
@@ -47,7 +50,6 @@ const FOLDED: [&str; 19] = [
     "sum",
     "var",
     "var_pop",
-    functions::GOOD_RATIO,
 ];
 
 /// Those that go by a time, which is their second argument.
@@ -199,10 +201,15 @@ fn check_aggregation(single: &AggregateExec) -> Result<Vec<GroupColumn>, Refusal
         return refuse(SETS);
     }
     for (aggregate, filter) in single.aggr_expr().iter().zip(single.filter_expr()) {
+        // Some have what was read from the SQL in their names.
         let name = aggregate.fun().name();
+        let name = name.split_once(':').map_or(name, |(function, _)| function);
         let arguments = aggregate.expressions();
         if aggregate.is_distinct() {
             return refuse(format!("{name}(DISTINCT …) needs all rows"));
+        }
+        if functions::order_dependent(name) {
+            return refuse(format!("{name}() needs its rows in the order of their times"));
         }
         if TIMED.contains(&name) {
             if arguments.len() < 2 {

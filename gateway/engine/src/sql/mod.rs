@@ -52,11 +52,11 @@ pub use condition::{Condition, rows_where};
 pub use error::SqlError;
 pub use mode::Mode;
 
-use crate::functions::{self, BoundsCell};
-use crate::window::Bounds;
+use crate::functions::{self, BoundsCell, Memory};
+use crate::window::{Bounds, Window};
 use feed::Feed;
 use incremental::{Incremental, Refusal};
-use planner::CountingPlanner;
+pub(crate) use planner::CountingPlanner;
 use pool::Bounded;
 use together::Twin;
 
@@ -118,7 +118,7 @@ impl Sql {
         let planner = Arc::new(CountingPlanner::default());
         let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
+            futures::executor::block_on(Planned::new(&state, sql, tables, windowed, &cell))
         })?;
         let (mode, parts) = if windowed {
             match Incremental::of(&plan.physical, &feeds) {
@@ -163,6 +163,7 @@ impl Sql {
         catalogs.register_catalog("datafusion".into(), Arc::new(catalog));
 
         let mut scalars = self.scalars.clone();
+        scalars.extend(functions::scalars());
         scalars.extend(window.into_iter().flat_map(functions::window_functions));
         let mut aggregates = SessionStateDefaults::default_aggregate_functions();
         aggregates.extend(functions::aggregates());
@@ -242,6 +243,7 @@ struct Planned {
     text: LogicalPlan,
     logical: LogicalPlan,
     physical: Arc<dyn ExecutionPlan>,
+    memory: Memory,
 }
 
 impl Planned {
@@ -250,6 +252,7 @@ impl Planned {
         sql: &str,
         tables: &[TableSchema],
         windowed: bool,
+        cell: &Arc<BoundsCell>,
     ) -> Result<Self, SqlError> {
         let known = || {
             let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
@@ -282,10 +285,12 @@ impl Planned {
             .map_err(|_| check::not_a_select())?;
         check::plan(&plan, windowed)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+        let text = plan.clone();
         let plan = timed::with_times(plan, tables)?;
+        let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
         let logical = state.optimize(&plan)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
-        Ok(Self { text: plan, logical, physical: feed::in_order(physical)? })
+        Ok(Self { text, logical, physical: feed::in_order(physical)?, memory })
     }
 }
 
@@ -316,7 +321,7 @@ impl Query {
         };
         let (table, output) = (feed.schema(), self.plan.physical.schema());
         let state = sql.state(&[], &[], Some(&self.cell), &Arc::default())?;
-        let twin = Twin::of(&self.plan.text, table, &output, &state);
+        let twin = Twin::of(&self.plan.text, table, &output, &state, &self.cell);
         self.twin = on_a_deep_stack(|| Ok(futures::executor::block_on(twin)))?;
         Ok(self)
     }
@@ -364,12 +369,47 @@ impl Query {
 
     /// How the query is computed and why, and its plans, as text for a person.
     pub fn explain(&self) -> String {
+        let mode = match &self.mode {
+            Mode::Stateless if self.remembers() => {
+                "by row: each row is filtered and shaped by itself \
+                 and by what functions remember of the rows before"
+                    .to_owned()
+            }
+            mode => mode.to_string(),
+        };
+        let together = match &self.twin {
+            Some(_) => "; windows that are over together are computed in one execution",
+            None => "",
+        };
         format!(
-            "mode: {}\nlogical plan:\n{}\nphysical plan:\n{}",
-            self.mode,
+            "mode: {mode}{together}\nlogical plan:\n{}\nphysical plan:\n{}",
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
+    }
+
+    /// Says how the windows are made that this query runs over, before it first runs: functions
+    /// over time need to know where a value holds that came before.
+    pub fn over(&self, window: &Window) {
+        self.cell.over(window);
+    }
+
+    /// Whether it has functions whose results depend on earlier runs, or on the bounds of the window
+    /// that runs: it must run over one window at a time, in order of time.
+    pub fn remembers(&self) -> bool {
+        !self.plan.memory.is_empty()
+    }
+
+    /// What functions remember, for [`Query::remember`] after a restart; empty where there is
+    /// nothing. At most some 1.5 MB for each function.
+    pub fn remembered(&self) -> Vec<u8> {
+        self.plan.memory.save()
+    }
+
+    /// Takes up what [`Query::remembered`] gave, also of other SQL: calls that are the same go on.
+    /// An error says why the bytes cannot be read; then nothing is taken up.
+    pub fn remember(&self, remembered: &[u8]) -> Result<(), &'static str> {
+        self.plan.memory.load(remembered)
     }
 
     /// How often a physical plan was made for this query: 1, however often it ran.
@@ -398,9 +438,21 @@ impl Query {
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        let result = self.run(&self.plan.physical).await;
+        let result = self.run_once(&self.plan.physical).await;
         for feed in &self.feeds {
             feed.fill(Vec::new());
+        }
+        result
+    }
+
+    /// Runs a plan whose functions may remember something; where it fails they have not.
+    async fn run_once(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        self.plan.memory.begin();
+        let result = self.run(plan).await;
+        if result.is_ok() {
+            self.plan.memory.commit();
+        } else {
+            self.plan.memory.rollback();
         }
         result
     }

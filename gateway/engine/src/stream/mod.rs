@@ -71,6 +71,9 @@ impl Stream {
         for table in &spec.tables {
             rows::time_column(table)?;
         }
+        if let Some(window) = &spec.window {
+            query.over(window);
+        }
         let tables = spec.tables.len();
         let mut watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
         for (table, device) in &spec.sources {
@@ -119,6 +122,8 @@ impl Stream {
     ) -> Result<Self, StreamError> {
         let saved = Saved::read(progress)?;
         let mut stream = Self::new(spec, query, now)?;
+        let unreadable = |what: &str| StreamError::Progress(what.to_owned());
+        stream.query.remember(&saved.memory).map_err(unreadable)?;
         let names: Vec<&str> = stream.spec.tables.iter().map(|t| t.name.as_str()).collect();
         let index = |name: &str| names.iter().position(|known| *known == name);
         let mut from = vec![0; names.len()];
@@ -254,6 +259,7 @@ impl Stream {
             sources: self.watermark.sources().iter().map(source).collect(),
             frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
             panes: stores.then(|| Plan::of(&self.query)),
+            memory: self.query.remembered(),
         };
         let gone = |key: &u64| StateChange { key: *key, bytes: None };
         let mut states: Vec<StateChange> = self.discarded.iter().map(gone).collect();

@@ -2,6 +2,7 @@
 //! any batching and a restart at any point.
 
 mod kinds;
+mod memory;
 mod overlap;
 mod panes;
 mod properties;
