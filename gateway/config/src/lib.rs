@@ -11,6 +11,7 @@ pub mod device;
 pub mod document;
 pub mod environment;
 pub mod explain;
+mod held;
 pub mod path;
 pub mod problem;
 pub mod read;
@@ -42,7 +43,7 @@ pub use sink::{
     Priority, ReplayMark, ReplayOrder, SinkDriver, SinkReplay, SinkSection, SinkStore, WhenFull,
 };
 pub use span::{Position, Spans};
-pub use stream::{EventTime, LateRoute, Route, StreamSection, Sync, Tumbling, Window};
+pub use stream::{EventTime, LateRoute, OnChange, Route, StreamSection, Sync, Tumbling, Window};
 pub use table::{RESERVED_COLUMNS, Table};
 pub use test_case::{Expect, Scalar, StreamTest, TestRow};
 pub use tidegate_drivers::types::{Bytes, Name, Rate, Secret, Span};

@@ -16,7 +16,7 @@ mod bytes;
 mod functions;
 
 pub use functions::function_names;
-pub use sql::{Condition, Query, Sql, SqlError, TableSchema, rows_where};
+pub use sql::{Condition, Mode, Query, Sql, SqlError, TableSchema, rows_where};
 pub use stream::{
     Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
 };

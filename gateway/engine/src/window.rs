@@ -5,6 +5,9 @@
 //! belongs to the window that starts there. It knows no rows, no clock and no watermark.
 //! Source: design page "The engine", section Windows.
 
+/// Windows of more panes are computed from their rows: states of so few rows each would save nothing.
+pub const PANES_MAX: i64 = 16_384;
+
 /// A span of event time: `start` belongs to it, `end` does not. Microseconds since 1970, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bounds {
@@ -161,6 +164,34 @@ impl Window {
             Self::Cumulative { step, .. } => cell(time, step, 0),
             _ => cell(time, 1, 0),
         }
+    }
+
+    /// Of how many panes the longest aligned window is made; 1 for others.
+    pub fn panes(&self) -> i64 {
+        match *self {
+            Self::Hopping { size, .. } | Self::Cumulative { size, .. } => size / self.pane_size(),
+            _ => 1,
+        }
+    }
+
+    /// Length of an aligned window's pane; 1 for others.
+    pub fn pane_size(&self) -> i64 {
+        match *self {
+            Self::Tumbling { size, .. } => size,
+            Self::Hopping { size, step, .. } => gcd(size, step),
+            Self::Cumulative { step, .. } => step,
+            _ => 1,
+        }
+    }
+
+    /// The number of the pane that starts at `start`: one more for each pane.
+    pub fn pane_index(&self, start: i64) -> i64 {
+        start.div_euclid(self.pane_size())
+    }
+
+    /// Of how many panes a window is made.
+    pub fn panes_in(&self, bounds: Bounds) -> i64 {
+        bounds.end.saturating_sub(bounds.start) / self.pane_size()
     }
 
     /// End of the first window that holds `pane` and ends after `after`; `None` where all that

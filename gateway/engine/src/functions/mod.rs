@@ -59,6 +59,19 @@ pub(crate) fn order_dependent(name: &str) -> bool {
     asked::AGGREGATES.contains(&name) && name != asked::HISTOGRAM
 }
 
+/// Whether an aggregate's states add up whatever rows each has seen, and do not grow with them.
+pub(crate) fn adds_up(name: &str) -> bool {
+    OF_ROWS.contains(&name) || name.split(':').next() == Some(asked::HISTOGRAM)
+}
+
+/// The aggregates that take the value at the first or last time: `first(x, t)`, `last(x, t)`.
+pub(crate) const EDGES: [&str; 2] = ["first", "last"];
+
+/// Whether a function's value is a bound of the window that is being computed.
+pub(crate) fn is_bound(name: &str) -> bool {
+    name == "window_start" || name == "window_end"
+}
+
 /// `window_start()` and `window_end()` over one query's cell.
 pub(crate) fn window_functions(cell: &Arc<BoundsCell>) -> Vec<Arc<ScalarUDF>> {
     vec![Arc::new(bounds::udf(cell, true)), Arc::new(bounds::udf(cell, false))]

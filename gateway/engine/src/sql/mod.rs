@@ -10,11 +10,17 @@ mod condition;
 mod error;
 mod feed;
 mod guard;
+mod incremental;
+mod mode;
+#[cfg(test)]
+mod pieces;
 mod planner;
+mod pool;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod shapes;
+mod timed;
 mod together;
 
 use std::panic::AssertUnwindSafe;
@@ -30,7 +36,6 @@ use datafusion::catalog::{
 use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
-use datafusion::execution::memory_pool::GreedyMemoryPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SessionStateDefaults, context::SQLOptions};
@@ -45,11 +50,14 @@ use futures::{FutureExt, TryStreamExt};
 
 pub use condition::{Condition, rows_where};
 pub use error::SqlError;
+pub use mode::Mode;
 
 use crate::functions::{self, BoundsCell, Memory};
 use crate::window::{Bounds, Window};
 use feed::Feed;
+use incremental::{Incremental, Refusal};
 pub(crate) use planner::CountingPlanner;
+use pool::Bounded;
 use together::Twin;
 
 /// A table that SQL may name.
@@ -86,7 +94,7 @@ impl Sql {
     pub fn new(memory_max: usize) -> Result<Self, SqlError> {
         let disk = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
         let runtime = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(GreedyMemoryPool::new(memory_max)))
+            .with_memory_pool(Arc::new(Bounded::new(memory_max)))
             .with_disk_manager_builder(disk)
             .build_arc()?;
         let mut scalars = SessionStateDefaults::default_scalar_functions();
@@ -112,8 +120,27 @@ impl Sql {
         let plan = on_a_deep_stack(|| {
             futures::executor::block_on(Planned::new(&state, sql, tables, windowed, &cell))
         })?;
-        let (context, conditions) = (state.task_ctx(), Vec::new());
-        Ok(Query { windowed, feeds, cell, context, plan, planner, conditions, twin: None })
+        let (mode, parts) = if windowed {
+            match Incremental::of(&plan.physical, &feeds) {
+                Ok(parts) => (Mode::Incremental, Some(parts)),
+                Err(Refusal::Reason(reason)) => (Mode::Recompute { reason }, None),
+                Err(Refusal::Failed(error)) => return Err(error.into()),
+            }
+        } else {
+            (Mode::Stateless, None)
+        };
+        Ok(Query {
+            sql: sql.to_owned(),
+            mode,
+            parts,
+            feeds,
+            cell,
+            context: state.task_ctx(),
+            plan,
+            planner,
+            conditions: Vec::new(),
+            twin: None,
+        })
     }
 
     fn state(
@@ -173,6 +200,8 @@ fn config() -> SessionConfig {
     options.execution.collect_statistics = false;
     options.execution.enable_recursive_ctes = false;
     options.execution.planning_concurrency = 1;
+    // A partial aggregation that meets many groups would hand on a state for each row.
+    options.execution.skip_partial_aggregation_probe_ratio_threshold = 2.0;
     // Reserved for merging spilled runs; nothing is spilled, and small pools must be able to sort.
     options.execution.sort_spill_reservation_bytes = 0;
     options.sql_parser.collect_spans = true;
@@ -256,6 +285,7 @@ impl Planned {
             .map_err(|_| check::not_a_select())?;
         check::plan(&plan, windowed)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+        let plan = timed::with_times(plan, tables)?;
         let text = plan.clone();
         let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
         let logical = state.optimize(&plan)?;
@@ -267,7 +297,10 @@ impl Planned {
 /// A planned SELECT.
 #[derive(Debug)]
 pub struct Query {
-    windowed: bool,
+    sql: String,
+    mode: Mode,
+    /// Where it can be computed in pieces.
+    parts: Option<Incremental>,
     feeds: Vec<Arc<Feed>>,
     cell: Arc<BoundsCell>,
     context: Arc<TaskContext>,
@@ -321,25 +354,29 @@ impl Query {
 
     /// Whether it was planned to run over windows.
     pub fn windowed(&self) -> bool {
-        self.windowed
+        self.mode != Mode::Stateless
+    }
+
+    /// Its text.
+    pub fn sql(&self) -> &str {
+        &self.sql
+    }
+
+    /// How it is computed over windows that are runs of panes; other kinds keep their rows.
+    pub fn mode(&self) -> &Mode {
+        &self.mode
     }
 
     /// How the query is computed and why, and its plans, as text for a person.
     pub fn explain(&self) -> String {
-        let mode = if self.windowed {
-            "recompute: a window's rows are kept, and the whole plan runs over them when it closes"
-        } else if self.remembers() {
-            "by row: each row is filtered and shaped by itself and by what functions remember of \
-             the rows before"
+        let remembers = if self.plan.memory.is_empty() {
+            ""
         } else {
-            "stateless: each row is filtered and shaped by itself, and nothing is kept"
-        };
-        let together = match &self.twin {
-            Some(_) => "; windows that are over together are computed in one execution",
-            None => "",
+            "; functions remember, for each device or group, what they need of rows before"
         };
         format!(
-            "mode: {mode}{together}\nlogical plan:\n{}\nphysical plan:\n{}",
+            "mode: {}{remembers}\nlogical plan:\n{}\nphysical plan:\n{}",
+            self.mode,
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
@@ -347,14 +384,8 @@ impl Query {
 
     /// Says how the windows are made that this query runs over, before it first runs: functions
     /// over time need to know where a value holds that came before.
-    pub fn over(&self, window: &Window) {
+    pub(crate) fn goes_by(&self, window: &Window) {
         self.cell.over(window);
-    }
-
-    /// Whether it has functions whose results depend on earlier runs, or on the bounds of the window
-    /// that runs: it must run over one window at a time, in order of time.
-    pub fn remembers(&self) -> bool {
-        !self.plan.memory.is_empty()
     }
 
     /// What functions remember, for [`Query::remember`] after a restart; empty where there is
@@ -388,22 +419,16 @@ impl Query {
         bounds: Option<Bounds>,
     ) -> Result<Vec<RecordBatch>, SqlError> {
         assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
-        assert_eq!(bounds.is_some(), self.windowed, "bounds exactly where there is a window");
+        assert_eq!(bounds.is_some(), self.windowed(), "bounds exactly where there is a window");
         for (feed, rows) in self.feeds.iter().zip(inputs) {
             feed.fill(rows);
         }
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        self.plan.memory.begin();
-        let result = unpanicked(self.run(&self.plan.physical)).await;
+        let result = self.run(&self.plan.physical).await;
         for feed in &self.feeds {
             feed.fill(Vec::new());
-        }
-        if result.is_ok() {
-            self.plan.memory.commit();
-        } else {
-            self.plan.memory.rollback();
         }
         result
     }
@@ -425,7 +450,7 @@ impl Query {
             None => return Err(SqlError::new("this query computes one window at a time")),
             Some(twin) => {
                 twin.fill(&inputs[0], &windows).map_err(failed)?;
-                let result = unpanicked(self.run(&twin.physical)).await;
+                let result = self.run(&twin.physical).await;
                 twin.clear();
                 (twin.split(result?, windows.len()).map_err(failed)?, twin.lacks_empty())
             }
@@ -442,19 +467,30 @@ impl Query {
         Ok(results)
     }
 
-    /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
+    /// Runs a plan to its end. It keeps what it built (a join's table, a limit's count); a reset
+    /// copy has nothing. What functions remember is undone where it fails.
     async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
-        let plan = reset_plan_states(Arc::clone(plan))?;
-        let mut results = Vec::new();
-        for partition in 0..plan.output_partitioning().partition_count() {
-            let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
-            while let Some(batch) = stream.try_next().await? {
-                if batch.num_rows() > 0 {
-                    results.push(batch);
+        self.plan.memory.begin();
+        let result = unpanicked(async {
+            let plan = reset_plan_states(Arc::clone(plan))?;
+            let mut results = Vec::new();
+            for partition in 0..plan.output_partitioning().partition_count() {
+                let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
+                while let Some(batch) = stream.try_next().await? {
+                    if batch.num_rows() > 0 {
+                        results.push(batch);
+                    }
                 }
             }
+            Ok(results)
+        })
+        .await;
+        if result.is_ok() {
+            self.plan.memory.commit();
+        } else {
+            self.plan.memory.rollback();
         }
-        Ok(results)
+        result
     }
 }
 

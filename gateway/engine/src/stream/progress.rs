@@ -7,6 +7,7 @@
 //! The store guards the bytes with a CRC. Version 1 was the base section alone, and is still read.
 
 use super::{Counts, StreamError};
+use crate::sql::Query;
 
 const VERSION: u8 = 2;
 const VERSION_WITHOUT_SECTIONS: u8 = 1;
@@ -15,9 +16,11 @@ const VERSION_WITHOUT_SECTIONS: u8 = 1;
 const BASE: u8 = 1;
 /// What [`Frames::save`](super::frames::Frames::save) gave.
 const FRAMES: u8 = 2;
+/// By which plan the states beside the progress were made; only where there are some.
+const PANES: u8 = 3;
 /// What [`Query::remembered`](crate::Query::remembered) gave.
 const MEMORY: u8 = 4;
-const SECTIONS: [u8; 3] = [BASE, FRAMES, MEMORY];
+const SECTIONS: [u8; 4] = [BASE, FRAMES, PANES, MEMORY];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -42,6 +45,27 @@ pub(super) struct Saved {
     pub(super) frames: Vec<u8>,
     /// What functions remember of rows that were applied.
     pub(super) memory: Vec<u8>,
+    /// By which plan stored states were made, where there are some.
+    pub(super) panes: Option<Plan>,
+}
+
+/// A plan that made states.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// [`Query::fingerprint`](crate::sql::Query).
+    pub(super) fingerprint: u32,
+    pub(super) sql: String,
+}
+
+impl Plan {
+    pub(super) fn of(query: &Query) -> Self {
+        Self { fingerprint: query.fingerprint(), sql: query.sql().to_owned() }
+    }
+
+    /// Whether states that it made are those of `query`.
+    pub(super) fn made(&self, query: &Query) -> bool {
+        query.folded_table().is_some() && self.fingerprint == query.fingerprint()
+    }
 }
 
 impl Saved {
@@ -60,7 +84,12 @@ impl Saved {
 
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        let sections = [&self.base(), &self.frames, &self.memory];
+        let panes = self.panes.as_ref().map_or(Vec::new(), |plan| {
+            let mut out = plan.fingerprint.to_le_bytes().to_vec();
+            put_text(&mut out, &plan.sql);
+            out
+        });
+        let sections = [&self.base(), &self.frames, &panes, &self.memory];
         for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
             if !bytes.is_empty() {
                 out.push(tag);
@@ -123,10 +152,14 @@ impl Saved {
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let [base, frames, memory] = sections.map(Option::unwrap_or_default);
+        let [base, frames, panes, memory] = sections.map(Option::unwrap_or_default);
         let mut saved = Self::read_base(Reader(base))?;
         saved.frames = frames.to_vec();
         saved.memory = memory.to_vec();
+        let mut panes = Reader(panes);
+        if !panes.0.is_empty() {
+            saved.panes = Some(Plan { fingerprint: panes.u32()?, sql: panes.text()? });
+        }
         Ok(saved)
     }
 
@@ -243,13 +276,15 @@ mod tests {
             tables: vec![("m".into(), 3, 1), ("größe".into(), u64::MAX, 0)],
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
+            panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
             memory: vec![4, 5],
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let (frames, memory) = (1 + 4 + 3, 1 + 4 + 2);
-        let whole = [bytes.len() - memory, bytes.len() - memory - frames];
+        let memory = bytes.len() - (1 + 4 + 2);
+        let panes = memory - (1 + 4 + 4 + 4 + 8);
+        let whole = [panes - (1 + 4 + 3), panes, memory];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }

@@ -4,6 +4,7 @@
 mod kinds;
 mod memory;
 mod overlap;
+mod panes;
 mod properties;
 mod restart;
 mod windows;
