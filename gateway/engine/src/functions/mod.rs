@@ -59,11 +59,6 @@ pub(crate) fn order_dependent(name: &str) -> bool {
     asked::AGGREGATES.contains(&name) && name != asked::HISTOGRAM
 }
 
-/// Whether an aggregate's states add up whatever rows each has seen, and do not grow with them.
-pub(crate) fn adds_up(name: &str) -> bool {
-    OF_ROWS.contains(&name) || name.split(':').next() == Some(asked::HISTOGRAM)
-}
-
 /// The aggregates that take the value at the first or last time: `first(x, t)`, `last(x, t)`.
 pub(crate) const EDGES: [&str; 2] = ["first", "last"];
 

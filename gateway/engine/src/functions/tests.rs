@@ -78,7 +78,7 @@ fn query(sql: &str, window: Option<&Window>) -> Query {
     let planned = Sql::new(64 << 20).unwrap().plan(sql, &tables(), window.is_some());
     let query = planned.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     if let Some(window) = window {
-        query.goes_by(window);
+        query.over(window);
     }
     query
 }
@@ -425,7 +425,7 @@ async fn functions_that_remember_see_every_row_once() {
             }
             assert_eq!(got, expected, "{sql} in batches of {cut}");
         }
-        assert!(query(sql, None).explain().contains("functions remember"));
+        assert!(query(sql, None).explain().starts_with("mode: by row"));
     }
 }
 

@@ -28,7 +28,7 @@ use crate::functions;
 /// Aggregates whose states merge whatever rows each has seen, and are of a size that does not grow
 /// with the rows. What is not named here is computed over all rows: sketches such as
 /// `approx_percentile_cont` depend on how they were merged.
-const FOLDED: [&str; 18] = [
+const FOLDED: [&str; 21] = [
     "approx_distinct",
     "avg",
     "bit_and",
@@ -40,6 +40,9 @@ const FOLDED: [&str; 18] = [
     "count",
     "covar_pop",
     "covar_samp",
+    "good_count",
+    "good_ratio",
+    "histogram",
     "max",
     "min",
     "stddev",
@@ -73,6 +76,9 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal::Reason(reason.into()))
 }
 
+/// The place of a group's column, and what makes its value.
+type GroupColumn = (usize, Arc<dyn PhysicalExpr>);
+
 /// The parts of a plan.
 #[derive(Debug)]
 pub(super) struct Incremental {
@@ -90,7 +96,7 @@ pub(super) struct Incremental {
     pub(super) schema: SchemaRef,
     /// Group columns that are the same for all rows of a window and of which only the end knows
     /// the value, such as `window_start()`.
-    constants: Vec<(usize, Arc<dyn PhysicalExpr>)>,
+    constants: Vec<GroupColumn>,
     /// Differs where states of one plan have no meaning in another.
     pub(super) fingerprint: u32,
 }
@@ -184,9 +190,7 @@ fn branches(node: &Arc<dyn ExecutionPlan>) -> &'static str {
 }
 
 /// Checks what is aggregated; gives back the group columns that are constant in a window.
-fn check_aggregation(
-    single: &AggregateExec,
-) -> Result<Vec<(usize, Arc<dyn PhysicalExpr>)>, Refusal> {
+fn check_aggregation(single: &AggregateExec) -> Result<Vec<GroupColumn>, Refusal> {
     if *single.mode() != AggregateMode::Single {
         // In two steps, over partitions or sets of groups.
         let first = single.input().downcast_ref::<AggregateExec>();
@@ -197,19 +201,21 @@ fn check_aggregation(
         return refuse(SETS);
     }
     for (aggregate, filter) in single.aggr_expr().iter().zip(single.filter_expr()) {
+        // Some have what was read from the SQL in their names.
         let name = aggregate.fun().name();
+        let name = name.split_once(':').map_or(name, |(function, _)| function);
         let arguments = aggregate.expressions();
         if aggregate.is_distinct() {
             return refuse(format!("{name}(DISTINCT …) needs all rows"));
+        }
+        if functions::order_dependent(name) {
+            return refuse(format!("{name}() needs its rows in the order of their times"));
         }
         if TIMED.contains(&name) {
             if arguments.len() < 2 {
                 return refuse(format!("{name}(x) without a time goes by the order of all rows"));
             }
-        } else if functions::order_dependent(name) {
-            let name = name.split(':').next().unwrap_or(name);
-            return refuse(format!("{name}() needs all rows, in order of time"));
-        } else if !FOLDED.contains(&name) && !functions::adds_up(name) {
+        } else if !FOLDED.contains(&name) {
             return refuse(format!("{name}() needs all rows"));
         }
         if !aggregate.order_bys().is_empty() {
@@ -333,7 +339,9 @@ fn graft(
 fn fingerprint(fold: &Arc<dyn ExecutionPlan>) -> u32 {
     let mut text = displayable(fold.as_ref()).indent(false).to_string();
     for field in fold.schema().fields() {
-        text.push_str(&format!("{} {}\n", field.name(), field.data_type()));
+        for part in [field.name(), " ", &field.data_type().to_string(), "\n"] {
+            text.push_str(part);
+        }
     }
     crc32fast::hash(text.as_bytes())
 }

@@ -285,8 +285,8 @@ impl Planned {
             .map_err(|_| check::not_a_select())?;
         check::plan(&plan, windowed)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
-        let plan = timed::with_times(plan, tables)?;
         let text = plan.clone();
+        let plan = timed::with_times(plan, tables)?;
         let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
         let logical = state.optimize(&plan)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
@@ -369,14 +369,20 @@ impl Query {
 
     /// How the query is computed and why, and its plans, as text for a person.
     pub fn explain(&self) -> String {
-        let remembers = if self.plan.memory.is_empty() {
-            ""
-        } else {
-            "; functions remember, for each device or group, what they need of rows before"
+        let mode = match &self.mode {
+            Mode::Stateless if self.remembers() => {
+                "by row: each row is filtered and shaped by itself \
+                 and by what functions remember of the rows before"
+                    .to_owned()
+            }
+            mode => mode.to_string(),
+        };
+        let together = match &self.twin {
+            Some(_) => "; windows that are over together are computed in one execution",
+            None => "",
         };
         format!(
-            "mode: {}{remembers}\nlogical plan:\n{}\nphysical plan:\n{}",
-            self.mode,
+            "mode: {mode}{together}\nlogical plan:\n{}\nphysical plan:\n{}",
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
@@ -384,8 +390,14 @@ impl Query {
 
     /// Says how the windows are made that this query runs over, before it first runs: functions
     /// over time need to know where a value holds that came before.
-    pub(crate) fn goes_by(&self, window: &Window) {
+    pub fn over(&self, window: &Window) {
         self.cell.over(window);
+    }
+
+    /// Whether it has functions whose results depend on earlier runs, or on the bounds of the window
+    /// that runs: it must run over one window at a time, in order of time.
+    pub fn remembers(&self) -> bool {
+        !self.plan.memory.is_empty()
     }
 
     /// What functions remember, for [`Query::remember`] after a restart; empty where there is
@@ -426,9 +438,21 @@ impl Query {
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        let result = self.run(&self.plan.physical).await;
+        let result = self.run_once(&self.plan.physical).await;
         for feed in &self.feeds {
             feed.fill(Vec::new());
+        }
+        result
+    }
+
+    /// Runs a plan whose functions may remember something; where it fails they have not.
+    async fn run_once(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        self.plan.memory.begin();
+        let result = self.run(plan).await;
+        if result.is_ok() {
+            self.plan.memory.commit();
+        } else {
+            self.plan.memory.rollback();
         }
         result
     }
@@ -468,10 +492,9 @@ impl Query {
     }
 
     /// Runs a plan to its end. It keeps what it built (a join's table, a limit's count); a reset
-    /// copy has nothing. What functions remember is undone where it fails.
+    /// copy has nothing.
     async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
-        self.plan.memory.begin();
-        let result = unpanicked(async {
+        unpanicked(async {
             let plan = reset_plan_states(Arc::clone(plan))?;
             let mut results = Vec::new();
             for partition in 0..plan.output_partitioning().partition_count() {
@@ -484,13 +507,7 @@ impl Query {
             }
             Ok(results)
         })
-        .await;
-        if result.is_ok() {
-            self.plan.memory.commit();
-        } else {
-            self.plan.memory.rollback();
-        }
-        result
+        .await
     }
 }
 

@@ -49,8 +49,7 @@ impl fmt::Display for Mode {
 impl Query {
     /// The query as it is computed over these windows: rows of some kinds are kept, and so are those
     /// of windows of too many panes.
-    pub(crate) fn over(mut self, window: &Window) -> Self {
-        self.goes_by(window);
+    pub(crate) fn folding_over(mut self, window: &Window) -> Self {
         if self.parts.is_none() {
             return self;
         }
@@ -130,7 +129,7 @@ impl Query {
         let parts = self.parts()?;
         self.cell.set(bounds);
         parts.states.fill(parts.with_constants(states)?);
-        let results = self.run(&parts.finish).await;
+        let results = self.run_once(&parts.finish).await;
         parts.states.fill(Vec::new());
         results
     }

@@ -8,7 +8,7 @@ use super::shapes::{Row, rows, tables, text, windows};
 use super::*;
 
 /// What must be computed in pieces.
-const PIECES: [&str; 24] = [
+const PIECES: [&str; 25] = [
     "SELECT count(*) AS n FROM m",
     "SELECT avg(v) AS a, min(v) AS i, max(v) AS x, sum(v) AS s, count(v) AS c FROM m",
     "SELECT stddev(v) AS s, stddev_pop(n) AS p, var(v) AS v, var_pop(n) AS q FROM m",
@@ -38,6 +38,7 @@ const PIECES: [&str; 24] = [
     "SELECT corr(v, n) AS c, covar_pop(v, n) AS p, covar_samp(v, n) AS s FROM m",
     "SELECT DISTINCT device FROM m",
     "SELECT device, row_number() OVER (ORDER BY sum(n), device) AS r FROM m GROUP BY device",
+    "SELECT device, good_count(v) AS g, histogram(v, 0, 10, 5) AS h FROM m GROUP BY device",
     "SELECT last(v) AS l, last(v, time) AS t, first(device) AS d FROM m AS other WHERE n < 9",
 ];
 
@@ -51,6 +52,9 @@ const WHOLE: &[(&str, &str)] = &[
     ("SELECT max(a) AS a FROM (SELECT avg(v) AS a FROM m GROUP BY device)", "twice"),
     ("SELECT approx_percentile_cont(0.5) WITHIN GROUP (ORDER BY v) AS p FROM m", "needs all rows"),
     ("SELECT first_value(v ORDER BY n) AS f FROM m", "needs all rows"),
+    ("SELECT time_weighted_avg(v, time) AS a FROM m", "in the order of their times"),
+    ("SELECT device, counter_delta(n) AS d FROM m GROUP BY device", "in the order of their times"),
+    ("SELECT count(*) AS n FROM m WHERE changed(v)", "below its aggregation"),
     ("SELECT count(*) AS n FROM m JOIN o ON m.n = o.n", "joins"),
     ("SELECT count(*) AS n FROM (SELECT n FROM m UNION ALL SELECT n FROM o)", "UNION"),
     ("SELECT last(n) AS n FROM (SELECT n FROM m UNION ALL SELECT n FROM o)", "UNION"),

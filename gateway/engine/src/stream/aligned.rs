@@ -260,7 +260,7 @@ impl Aligned {
         let in_it = |(key, _): &(&Key, &Piece)| key.1 <= end;
         let keys: Vec<Key> = self.pieces.range(range).filter(in_it).map(|(key, _)| *key).collect();
         let input = if self.folding.is_some() {
-            self.from_pieces(bounds, &keys, query).await.unwrap_or_else(Input::Failed)
+            self.input_of(bounds, &keys, query).await.unwrap_or_else(Input::Failed)
         } else {
             Input::Rows(self.rows_of(&keys))
         };
@@ -309,7 +309,7 @@ impl Aligned {
     }
 
     /// What a window is computed from, where rows are folded.
-    async fn from_pieces(
+    async fn input_of(
         &mut self,
         bounds: Bounds,
         keys: &[Key],

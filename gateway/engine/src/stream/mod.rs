@@ -72,7 +72,7 @@ impl Stream {
             rows::time_column(table)?;
         }
         if let Some(window) = &spec.window {
-            query.goes_by(window);
+            query.over(window);
         }
         let tables = spec.tables.len();
         let mut watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);

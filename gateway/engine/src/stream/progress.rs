@@ -43,10 +43,10 @@ pub(super) struct Saved {
     pub(super) sources: Vec<(u32, String, Option<i64>)>,
     /// Open windows, where rows alone do not tell them.
     pub(super) frames: Vec<u8>,
-    /// What functions remember of rows that were applied.
-    pub(super) memory: Vec<u8>,
     /// By which plan stored states were made, where there are some.
     pub(super) panes: Option<Plan>,
+    /// What functions remember of rows that were applied.
+    pub(super) memory: Vec<u8>,
 }
 
 /// A plan that made states.
@@ -282,9 +282,9 @@ mod tests {
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let memory = bytes.len() - (1 + 4 + 2);
-        let panes = memory - (1 + 4 + 4 + 4 + 8);
-        let whole = [panes - (1 + 4 + 3), panes, memory];
+        let (frames, panes, memory) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8, 1 + 4 + 2);
+        let after = bytes.len() - memory;
+        let whole = [after, after - panes, after - panes - frames];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
