@@ -7,6 +7,7 @@ mod overlap;
 mod panes;
 mod properties;
 mod restart;
+mod together;
 mod windows;
 
 use std::sync::Arc;
