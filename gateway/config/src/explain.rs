@@ -218,7 +218,7 @@ fn stream(stream: &StreamSection, document: &crate::Document) -> String {
         EventTime::Source => "the rows' own time",
         EventTime::Arrival => "the time of arrival",
     };
-    let from: Vec<_> = stream.from.iter().map(crate::Name::as_str).collect();
+    let from: Vec<_> = stream.from.iter().map(|table| read_by(stream, table, document)).collect();
     let how = match &stream.window {
         None => "each batch as it comes".to_owned(),
         Some(Window::Tumbling(tumbling)) => {
@@ -235,6 +235,22 @@ fn stream(stream: &StreamSection, document: &crate::Document) -> String {
         }
     };
     format!("#   {}: {} in {how}", stream.name, from.join(", "))
+}
+
+/// A table as a stream reads it, with where its rows' time comes from.
+fn read_by(stream: &StreamSection, table: &crate::Name, document: &crate::Document) -> String {
+    let tables = document.tables();
+    let found = tables.iter().find(|known| known.name == table.as_str());
+    let device = found.and_then(|found| document.devices.get(*found.devices.first()?));
+    let Some(driver) = device.map(|device| &device.driver) else {
+        return table.to_string();
+    };
+    match (stream.event_time, driver.time_field()) {
+        (EventTime::Source, Some(field)) => format!("{table} (by its `{field}`)"),
+        (EventTime::Source, None) if driver.is_feed() => format!("{table} (by arrival: no `time`)"),
+        (EventTime::Arrival, Some(field)) => format!("{table} (its `{field}` does not count)"),
+        _ => table.to_string(),
+    }
 }
 
 fn millis(time: Duration) -> u128 {

@@ -5,6 +5,8 @@
 //! belongs to the window that starts there. It knows no rows, no clock and no watermark.
 //! Source: design page "The engine", section Windows.
 
+use crate::calendar::Calendar;
+
 /// A span of event time: `start` belongs to it, `end` does not. Microseconds since 1970, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bounds {
@@ -41,6 +43,14 @@ pub enum Window {
         /// From one end to the next, at least 1.
         step: i64,
     },
+    /// Whole days by a place's own calendar, or running totals over these.
+    Calendar {
+        /// The spans of days.
+        days: Calendar,
+        /// With running totals, from one end to the next, at least 1; the last one ends with its
+        /// span.
+        step: Option<i64>,
+    },
 }
 
 impl Window {
@@ -52,6 +62,9 @@ impl Window {
                 if step < 1 || size < step =>
             {
                 Some(format!("windows of {size} µs with a step of {step} µs"))
+            }
+            Self::Calendar { step: Some(step), .. } if step < 1 => {
+                Some(format!("a step of {step} µs"))
             }
             Self::Cumulative { size, step } if size % step != 0 => {
                 Some(format!("{size} µs is not a multiple of {step} µs"))
@@ -70,6 +83,9 @@ impl Window {
                 format!("hopping {size} {step} {}", offset.rem_euclid(step))
             }
             Self::Cumulative { size, step } => format!("cumulative {size} {step}"),
+            Self::Calendar { days, step } => {
+                format!("calendar {} {}", days.definition(), step.unwrap_or_default())
+            }
         }
     }
 
@@ -81,6 +97,12 @@ impl Window {
             Self::Tumbling { size, offset } => cell(time, size, offset),
             Self::Hopping { size, step, offset } => cell(time, gcd(size, step), offset),
             Self::Cumulative { step, .. } => cell(time, step, 0),
+            Self::Calendar { days, step: None } => days.span_of(time),
+            Self::Calendar { days, step: Some(step) } => {
+                let span = days.span_of(time);
+                let pane = cell(time, step, span.start);
+                Bounds { start: pane.start.max(span.start), end: pane.end.min(span.end) }
+            }
         }
     }
 
@@ -90,7 +112,13 @@ impl Window {
         let after = after.map_or(Some(pane.end), |after| after.checked_add(1));
         let after = after?.max(pane.end);
         let (end, last) = match *self {
-            Self::Tumbling { .. } => (after, pane.end),
+            Self::Tumbling { .. } | Self::Calendar { step: None, .. } => (after, pane.end),
+            Self::Calendar { days, step: Some(step) } => {
+                let span = days.span_of(pane.start);
+                let end = wide(after) + (wide(span.start) - wide(after)).rem_euclid(wide(step));
+                let end = if after <= span.end { cut(end).min(span.end) } else { cut(end) };
+                (end, span.end)
+            }
             Self::Hopping { size, step, offset } => {
                 // Ends repeat every step from `offset + size` on; round `after` up to one.
                 let origin = wide(offset) + wide(size);
@@ -113,6 +141,7 @@ impl Window {
             Self::Tumbling { size, offset } => cell(end.saturating_sub(1), size, offset).start,
             Self::Hopping { size, .. } => end.saturating_sub(size),
             Self::Cumulative { size, .. } => cell(end.saturating_sub(1), size, 0).start,
+            Self::Calendar { days, .. } => days.span_of(end.saturating_sub(1)).start,
         };
         Bounds { start, end }
     }
@@ -128,7 +157,7 @@ fn cut(value: i128) -> i64 {
 }
 
 /// The cell of a grid of `size`, shifted by `offset`, that `time` lies in.
-fn cell(time: i64, size: i64, offset: i64) -> Bounds {
+pub(crate) fn cell(time: i64, size: i64, offset: i64) -> Bounds {
     let start = wide(time) - (wide(time) - wide(offset)).rem_euclid(wide(size));
     Bounds { start: cut(start), end: cut(start + wide(size)) }
 }

@@ -101,6 +101,8 @@ fn ours(batches: &[RecordBatch]) -> anyhow::Result<f64> {
         window: Some(Window::Tumbling { size: WINDOW_US, offset: 0 }),
         allowed_lateness: 0,
         idle_after: 5_000_000,
+        future: None,
+        keep_failed: false,
         memory_max: MEMORY,
     };
     let mut stream = Stream::new(spec, query, 0)?;

@@ -13,15 +13,19 @@ use crate::path::Path;
 use crate::problem::{Problem, Problems};
 use crate::read::Loaded;
 use crate::similar::suggest;
-use crate::{Document, Name, Table};
+use crate::{Document, Name, StreamSection, Table};
 
 pub mod bus;
+mod calendar;
 mod cases;
 mod devices;
 mod limits;
+mod routes;
 mod shared;
 mod sinks;
 mod streams;
+
+pub use routes::{ERROR_COLUMN, REASON_COLUMN, with_text};
 
 /// A table as SQL is planned against it.
 #[derive(Debug, Clone)]
@@ -42,6 +46,9 @@ pub trait SqlPlanner {
         tables: &[PlannedTable<'_>],
         windowed: bool,
     ) -> Result<SchemaRef, SqlProblem>;
+
+    /// Plans a condition over rows of these columns.
+    fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem>;
 }
 
 /// Why SQL cannot be planned.
@@ -68,6 +75,7 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
     checker.version();
     checker.names();
     checker.sections();
+    checker.timezone();
     checker.devices();
     checker.buses();
     checker.sinks();
@@ -202,7 +210,7 @@ impl<'a> Checker<'a> {
             .document
             .streams
             .iter()
-            .flat_map(|s| s.to.iter().chain(s.late.iter().flat_map(|late| &late.to)))
+            .flat_map(StreamSection::routes)
             .map(|route| &route.sink)
             .collect();
         for (name, path) in self.section("sinks") {

@@ -6,6 +6,7 @@
 //! Source: design page "The engine", sections A stream and Execution; DataFusion 55.2.
 
 mod check;
+mod condition;
 mod error;
 mod feed;
 mod guard;
@@ -40,6 +41,7 @@ use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
 use futures::{FutureExt, TryStreamExt};
 
+pub use condition::{Condition, rows_where};
 pub use error::SqlError;
 
 use crate::functions::{self, BoundsCell};

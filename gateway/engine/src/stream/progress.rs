@@ -15,6 +15,10 @@ const VERSION_WITHOUT_SECTIONS: u8 = 1;
 const BASE: u8 = 1;
 /// What [`Frames::save`](super::frames::Frames::save) gave.
 const FRAMES: u8 = 2;
+/// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
+const TIME: u8 = 6;
+/// Sections that there may be.
+const SECTIONS: usize = 6;
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -37,6 +41,11 @@ pub(super) struct Saved {
     pub(super) sources: Vec<(u32, String, Option<i64>)>,
     /// Open windows, where rows alone do not tell them.
     pub(super) frames: Vec<u8>,
+    /// The latest that the clock has ever said.
+    pub(super) clock_high: i64,
+    pub(super) future: u64,
+    pub(super) restamped: u64,
+    pub(super) failed_out: u64,
 }
 
 impl Saved {
@@ -49,19 +58,32 @@ impl Saved {
             failed: self.failed,
             dropped: self.dropped,
             results: self.results,
+            future: self.future,
+            restamped: self.restamped,
+            failed_out: self.failed_out,
             ..Counts::default()
         }
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames)] {
+        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames), (TIME, &self.time())] {
             if !bytes.is_empty() {
                 out.push(tag);
                 put_length(&mut out, bytes.len());
                 out.extend(bytes);
             }
         }
+        out
+    }
+
+    fn time(&self) -> Vec<u8> {
+        let counts = [self.future, self.restamped, self.failed_out];
+        if self.clock_high == 0 && counts == [0; 3] {
+            return Vec::new();
+        }
+        let mut out = self.clock_high.to_le_bytes().to_vec();
+        out.extend(counts.iter().flat_map(|count| count.to_le_bytes()));
         out
     }
 
@@ -105,7 +127,7 @@ impl Saved {
             VERSION_WITHOUT_SECTIONS => return Self::read_base(rest),
             version => return refused(format!("version {version}, not {VERSION}")),
         }
-        let mut sections: [Option<&[u8]>; 2] = [None; 2];
+        let mut sections: [Option<&[u8]>; SECTIONS] = [None; SECTIONS];
         while !rest.0.is_empty() {
             let tag = rest.take::<1>()?[0];
             let length = rest.u32()? as usize;
@@ -120,7 +142,19 @@ impl Saved {
         let section = |tag: u8| sections[usize::from(tag) - 1].unwrap_or_default();
         let mut saved = Self::read_base(Reader(section(BASE)))?;
         saved.frames = section(FRAMES).to_vec();
+        saved.read_time(section(TIME))?;
         Ok(saved)
+    }
+
+    fn read_time(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+        let mut rest = Reader(bytes);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.clock_high = i64::from_le_bytes(rest.take()?);
+        (self.future, self.restamped) = (rest.u64()?, rest.u64()?);
+        self.failed_out = rest.u64()?;
+        if rest.0.is_empty() { Ok(()) } else { Err(StreamError::Progress("too long".into())) }
     }
 
     fn read_base(mut rest: Reader) -> Result<Self, StreamError> {
@@ -230,12 +264,17 @@ mod tests {
             tables: vec![("m".into(), 3, 1), ("größe".into(), u64::MAX, 0)],
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
+            clock_high: 11,
+            future: 12,
+            restamped: 13,
+            failed_out: 14,
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let frames = 1 + 4 + 3;
-        for length in (0..bytes.len()).filter(|length| *length != bytes.len() - frames) {
+        let (frames, time) = (1 + 4 + 3, 1 + 4 + 4 * 8);
+        let whole = [bytes.len() - time, bytes.len() - time - frames];
+        for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
         for garbage in [&[0][..], &[7, 0, 0, 0, 0], &[0, 0, 0, 0, 0], &[2, 0, 0, 0, 0]] {
