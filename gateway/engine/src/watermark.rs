@@ -15,6 +15,9 @@ use std::collections::HashMap;
 /// source does not hold the watermark, so forgetting it changes no window.
 pub const SOURCES_MAX: usize = 10_000;
 
+/// How often in `idle_after` it is looked for sources that are far behind: each of them is looked at.
+const LOOKS: i64 = 8;
+
 /// One source: a value of the `device` column of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Source {
@@ -44,6 +47,8 @@ pub(crate) struct Watermark {
     idle_after: i64,
     /// A source that is further behind the newest one must catch up.
     behind_max: Option<i64>,
+    /// When it was looked for such sources last.
+    looked: i64,
     now: i64,
     sources: Vec<Source>,
     /// By table, then by device.
@@ -73,6 +78,7 @@ impl Watermark {
             lateness,
             idle_after,
             behind_max: None,
+            looked: now,
             now,
             sources: Vec::new(),
             index: vec![HashMap::new(); tables],
@@ -160,16 +166,18 @@ impl Watermark {
         }
         self.now = now;
         let mut changed = false;
-        let mut newest = None;
         for source in &mut self.sources {
             if source.active && now.saturating_sub(source.last_seen) >= self.idle_after {
                 source.active = false;
                 changed = true;
             }
-            newest = newest.max(source.high.filter(|_| source.active));
         }
-        if let (Some(newest), Some(behind_max)) = (newest, self.behind_max) {
-            changed |= self.leave_behind(newest, behind_max);
+        let since = i64::try_from(now.abs_diff(self.looked)).unwrap_or(i64::MAX);
+        if let Some(behind_max) = self.behind_max
+            && since >= self.idle_after / LOOKS
+        {
+            self.looked = now;
+            changed |= self.leave_behind(behind_max);
         }
         if self.sources.len() > SOURCES_MAX {
             self.forget();
@@ -179,9 +187,13 @@ impl Watermark {
         }
     }
 
-    /// Finds out which of the active sources are far behind `newest` and stay there.
-    fn leave_behind(&mut self, newest: i64, behind_max: i64) -> bool {
+    /// Finds out which of the active sources are far behind the newest of them and stay there.
+    fn leave_behind(&mut self, behind_max: i64) -> bool {
         let (now, idle_after, mut changed) = (self.now, self.idle_after, false);
+        let active = self.sources.iter().filter(|source| source.active);
+        let Some(newest) = active.filter_map(|source| source.high).max() else {
+            return false;
+        };
         for source in self.sources.iter_mut().filter(|source| source.active) {
             let Some(high) = source.high else { continue };
             let lag = newest.saturating_sub(high);

@@ -23,9 +23,9 @@ pub struct StreamSpec {
     pub allowed_lateness: i64,
     /// After how long without a row a source no longer holds the watermark.
     pub idle_after: i64,
-    /// What becomes of rows from the future; `None` where no row is judged. Its `max` is as well how
-    /// far a source may be behind the others without catching up, and still hold the watermark, and
-    /// from which step back on a clock is taken for one that was wrong.
+    /// What becomes of rows from the future; `None` where no row is judged. Its `max`, but an hour at
+    /// least, is as well how far a source may be behind the others without catching up, and still
+    /// hold the watermark; and from which step back on a clock is taken for one that was wrong.
     pub future: Option<FutureRule>,
     /// Whether rows that the SQL failed on are given out.
     pub keep_failed: bool,

@@ -32,6 +32,10 @@ use progress::Saved;
 use refill::{Arrival, Refill};
 use rows::{Columns, quality_runs};
 
+/// So far behind the others, in microseconds, a source may be for good, however little rows may be
+/// ahead: an hour, for what a link held back.
+const BEHIND_MIN: i64 = 3_600_000_000;
+
 /// The state of one stream.
 #[derive(Debug)]
 pub struct Stream {
@@ -69,7 +73,8 @@ impl Stream {
         }
         let tables = spec.tables.len();
         let watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
-        let mut watermark = watermark.with_behind_max(spec.future.map(|rule| rule.max));
+        let behind_max = spec.future.map(|rule| rule.max.max(BEHIND_MIN));
+        let mut watermark = watermark.with_behind_max(behind_max);
         for (table, device) in &spec.sources {
             if *table >= tables {
                 return input(format!("source `{device}` belongs to no table"));
