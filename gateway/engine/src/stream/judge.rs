@@ -131,10 +131,10 @@ fn judge(
     };
     let pairs = own.values().iter().zip(arrived.values());
     let future = pairs.map(|(own, arrived)| own.saturating_sub(*arrived) > rule.max);
-    let future: Vec<bool> = future.collect();
-    if !future.contains(&true) {
+    if !future.clone().any(|future| future) {
         return Ok(Judged::Sound);
     }
+    let future: Vec<bool> = future.collect();
     if !rule.restamp {
         let mut start = 0;
         let runs = future.chunk_by(|a, b| a == b).map(|run| {
