@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate_config::{
     Device, DeviceDriver, Document, Environment, EventTime, Future, Priority, ReplayMark,
     ReplayOrder, SinkDriver, SinkSection, StreamSection, Table as TableConfig, WhenFull,
-    Window as WindowConfig, resolve_secret, zone_of,
+    Window as WindowConfig, resolve_secret,
 };
 use tidegate_drivers::bus::{BusHandle, BusOwner};
 use tidegate_drivers::north::Encode;
@@ -120,14 +120,7 @@ pub fn stream_spec(
         name: stream.name.to_string(),
         sources: sources.collect(),
         tables: from.iter().map(|table| table_schema(table, event_time)).collect(),
-        window: stream.window.as_ref().map(|window| match window {
-            WindowConfig::Tumbling(t) => {
-                let (size, offset) = (t.size.micros(), t.offset.micros());
-                let zone = zone_of(t.size, t.timezone.as_deref(), document);
-                let days = days(zone, size, offset, None);
-                days.unwrap_or(Window::Tumbling { size, offset })
-            }
-        }),
+        window: stream.window.as_ref().map(|kind| window(kind, document)),
         allowed_lateness: stream.allowed_lateness.micros(),
         idle_after: micros(stream.effective_idle_after(document)),
         future: stream.effective_max_future().map(|span| FutureRule {
@@ -143,6 +136,42 @@ pub fn stream_spec(
 fn days(zone: Option<&str>, size: i64, offset: i64, step: Option<i64>) -> Option<Window> {
     let days = Calendar::new(Zone::named(zone?)?, size, offset)?;
     Some(Window::Calendar { days, step })
+}
+
+/// A window as the engine knows it.
+fn window(kind: &WindowConfig, document: &Document) -> Window {
+    match kind {
+        WindowConfig::Tumbling(t) => {
+            let (size, offset) = (t.size.micros(), t.offset.micros());
+            days(kind.zone(document), size, offset, None)
+                .unwrap_or(Window::Tumbling { size, offset })
+        }
+        WindowConfig::Hopping(h) => Window::Hopping {
+            size: h.size.micros(),
+            step: h.step.micros(),
+            offset: h.offset.micros(),
+        },
+        WindowConfig::Cumulative(c) => {
+            let (size, step) = (c.size.micros(), c.step.micros());
+            days(kind.zone(document), size, 0, Some(step))
+                .unwrap_or(Window::Cumulative { size, step })
+        }
+        WindowConfig::Sliding(s) => {
+            Window::Sliding { size: s.size.micros(), delay: s.delay.micros() }
+        }
+        WindowConfig::Session(s) => Window::Session {
+            gap: s.gap.micros(),
+            length_max: s.length_max.map(Span::micros),
+            by: s.by.clone(),
+        },
+        WindowConfig::Count(c) => Window::Count { rows: c.rows, step: c.effective_step() },
+        WindowConfig::State(s) => Window::State {
+            begin: s.begin.clone(),
+            end: s.end.clone(),
+            by: s.by.clone(),
+            length_max: s.length_max.micros(),
+        },
+    }
 }
 
 fn table_schema(table: &TableConfig, event_time: EventTime) -> TableSchema {

@@ -64,6 +64,8 @@ pub struct StreamView {
     pub name: String,
     /// Its window, where it has one.
     pub window: Option<Window>,
+    /// The time zone whose days that is, where it is of days.
+    pub zone: Option<String>,
     /// Which time decides.
     pub event_time: EventTime,
     /// The durable counter of results that no route took.
@@ -375,7 +377,10 @@ fn stream(stream: &StreamView, now: i64, unrouted: u64) -> web::StreamStatus {
             State::Stopped => web::PartState::Stopped,
         },
         mode: if stream.window.is_some() { "recompute" } else { "stateless" }.to_owned(),
-        window: stream.window.as_ref().map(|Window::Tumbling(t)| format!("tumbling {}", t.size)),
+        window: stream.window.as_ref().map(|window| match &stream.zone {
+            Some(zone) => format!("{} in {zone}", window.summary()),
+            None => window.summary(),
+        }),
         event_time: match stream.event_time {
             EventTime::Source => "source",
             EventTime::Arrival => "arrival",

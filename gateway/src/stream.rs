@@ -177,11 +177,7 @@ impl StreamPart {
     /// Builds the engine's state from the stored progress and the rows after it.
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
-        let windowed = self.spec.window.is_some();
-        let query = self
-            .sql
-            .plan(&self.sql_text, &self.spec.tables, windowed)
-            .map_err(|e| format!("SQL: {e}"))?;
+        let query = self.spec.plan(&self.sql, &self.sql_text).map_err(|e| format!("SQL: {e}"))?;
         self.routers = self.routers(&query)?;
         self.looked = None;
         // All rows that were queued before this commit are readable after it.
@@ -301,7 +297,7 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         let Positioned { table, position, batch } = rows;
-        let expected = stream.progress().processed[table];
+        let expected = stream.processed(table);
         let end = position + batch.num_rows() as u64;
         if end <= expected {
             return Ok(());

@@ -218,6 +218,8 @@ fn stream(stream: &StreamSection, document: &crate::Document) -> String {
         EventTime::Source => "the rows' own time",
         EventTime::Arrival => "the time of arrival",
     };
+    let zone = stream.window.as_ref().and_then(|window| window.zone(document));
+    let days = zone.map_or(String::new(), |zone| format!(", days of {zone}"));
     let from: Vec<_> = stream.from.iter().map(|table| read_by(stream, table, document)).collect();
     let how = match &stream.window {
         None => "each batch as it comes".to_owned(),
@@ -227,12 +229,21 @@ fn stream(stream: &StreamSection, document: &crate::Document) -> String {
                 offset => format!(" offset by {offset}"),
             };
             format!(
-                "tumbling windows of {}{offset} by {time}, {} late, idle after {:?}",
+                "tumbling windows of {}{offset}{days} by {time}, {} late, idle after {:?}",
                 tumbling.size,
                 stream.allowed_lateness,
                 stream.effective_idle_after(document)
             )
         }
+        Some(window @ Window::Count(_)) => {
+            format!("windows ({}) in the order in which rows come", window.summary())
+        }
+        Some(window) => format!(
+            "windows ({}{days}) by {time}, {} late, idle after {:?}",
+            window.summary(),
+            stream.allowed_lateness,
+            stream.effective_idle_after(document)
+        ),
     };
     format!("#   {}: {} in {how}", stream.name, from.join(", "))
 }

@@ -20,6 +20,7 @@ pub mod span;
 pub mod stream;
 pub mod table;
 pub mod test_case;
+mod window;
 
 mod render;
 mod repair;
@@ -43,8 +44,9 @@ pub use sink::{
 pub use span::{Position, Spans};
 pub use stream::{
     ErrorAck, ErrorRoute, EventTime, Future, LateRoute, Route, StreamSection, Sync, Tumbling,
-    Window, zone_of,
+    Window,
 };
 pub use table::{RESERVED_COLUMNS, Table};
 pub use test_case::{Expect, Scalar, StreamTest, TestRow};
 pub use tidegate_drivers::types::{Bytes, Name, Rate, Secret, Span};
+pub use window::{Count, Cumulative, Hopping, Session, Sliding, State};

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_drivers::types::{Name, Span};
 
 use crate::Document;
+use crate::window::{Count, Cumulative, Hopping, Session, Sliding, State};
 
 /// SQL over one or more tables.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -33,7 +34,8 @@ pub struct StreamSection {
     #[serde(default)]
     pub event_time: EventTime,
     /// How far the time that a message says of itself may be ahead of the gateway's clock at its
-    /// arrival; left out, 1h where there is a window, and any where there is none.
+    /// arrival; left out, 1h where there is a window by time, and any where there is none or one by
+    /// `count`.
     #[serde(default)]
     pub max_future: Option<Span>,
     /// What becomes of rows that are further ahead; they never move the watermark.
@@ -66,7 +68,8 @@ impl StreamSection {
 
     /// How far a row's time may be ahead of the clock; none where that is not judged.
     pub fn effective_max_future(&self) -> Option<Span> {
-        self.max_future.or_else(|| self.window.is_some().then(default_max_future))
+        let by_time = self.window.as_ref().is_some_and(|w| !matches!(w, Window::Count(_)));
+        self.max_future.or_else(|| by_time.then(default_max_future))
     }
 
     /// How long a source may be silent before it no longer holds back the windows. A device that is
@@ -88,15 +91,18 @@ impl StreamSection {
 pub enum Window {
     /// Windows of one size, one after the other.
     Tumbling(Tumbling),
-}
-
-impl Window {
-    /// The window's kind as it is written in the document.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Tumbling(_) => "tumbling",
-        }
-    }
+    /// Windows of one size that overlap.
+    Hopping(Hopping),
+    /// A window for each row: the time before it.
+    Sliding(Sliding),
+    /// Windows of rows that follow each other without a longer silence.
+    Session(Session),
+    /// Windows of a number of rows.
+    Count(Count),
+    /// Windows from one condition to another.
+    State(State),
+    /// Running totals since the start of a longer window.
+    Cumulative(Cumulative),
 }
 
 /// Windows of one size, one after the other, aligned to 1970-01-01T00:00:00Z; those of whole days
@@ -114,12 +120,6 @@ pub struct Tumbling {
     /// `Europe/Berlin`; left out, those of `gateway.timezone`, and without one those of UTC.
     #[serde(default)]
     pub timezone: Option<String>,
-}
-
-/// The time zone by which windows of `size` are cut: of whole days only, and not where that is UTC.
-pub fn zone_of<'a>(size: Span, own: Option<&'a str>, document: &'a Document) -> Option<&'a str> {
-    let zone = own.or(document.gateway.timezone.as_deref())?;
-    (is_whole_days(size) && zone != "UTC").then_some(zone)
 }
 
 /// Whether a window of `size` follows a calendar.

@@ -76,6 +76,7 @@ impl Running {
         let view = StreamView {
             name: stream.name.to_string(),
             window: stream.window.clone(),
+            zone: stream.window.as_ref().and_then(|w| w.zone(&self.document)).map(str::to_owned),
             event_time: stream.event_time,
             unrouted: ledger::unrouted(stream.name.as_str()),
             health: health.clone(),

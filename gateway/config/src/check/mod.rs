@@ -24,6 +24,7 @@ mod routes;
 mod shared;
 mod sinks;
 mod streams;
+mod windows;
 
 pub use routes::{ERROR_COLUMN, REASON_COLUMN, with_text};
 

@@ -47,6 +47,13 @@ fn time_zones() {
         (&window("{ size: 1d, timezone: Europe/Berlin }"), &[]),
         (&window("{ size: 7d, offset: 4d }"), &[]),
         (
+            &SOUND.replace(
+                "    to: [",
+                "    window: { cumulative: { size: 1d, step: 1m, timezone: Europe/Berlim } }\n    to: [",
+            ),
+            &[("E0204", 11, 59, "did you mean `Europe/Berlin`?")],
+        ),
+        (
             &window("{ size: 10s, timezone: Europe/Berlin }"),
             &[("E0405", 11, 48, "follow no calendar")],
         ),
@@ -71,6 +78,7 @@ devices:
     driver: { generate: { points: [ { name: v, value: { constant: 1 } } ] } }
 streams:
   - { name: a, from: [line], sql: SELECT v FROM line, to: [ { sink: out } ], window: { tumbling: { size: 1s } } }
+  - { name: e, from: [waves], sql: SELECT v FROM waves, to: [ { sink: out } ], window: { tumbling: { size: 1d, timezone: Asia/Tokyo } } }
   - { name: b, from: [line], sql: SELECT v FROM line, to: [ { sink: out } ], event_time: arrival }
   - { name: c, from: [mute], sql: SELECT v FROM mute, to: [ { sink: out } ] }
   - { name: d, from: [waves], sql: SELECT v FROM waves, to: [ { sink: out } ] }
@@ -83,6 +91,7 @@ sinks: [ { name: out, driver: { stdout: {} } } ]
         "#   b: line (its `ts` does not count) in each batch as it comes",
         "#   c: mute (by arrival: no `time`) in each batch as it comes",
         "#   d: waves in each batch as it comes",
+        "#   e: waves in tumbling windows of 1d, days of Asia/Tokyo by the rows' own time, 0s late",
     ] {
         assert!(text.lines().any(|l| l.starts_with(line)), "no line `{line}` in\n{text}");
     }

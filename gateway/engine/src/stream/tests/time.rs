@@ -211,6 +211,25 @@ async fn f11_a_clock_far_ahead_that_is_set_right_stops_nothing() {
 }
 
 #[tokio::test]
+async fn f11_sessions_of_a_wrong_clock_end_when_it_is_set_right() {
+    let future = Some(FutureRule { max: HOUR * SECOND, restamp: false });
+    let window = Some(Window::Session { gap: 10 * SECOND, length_max: None, by: Vec::new() });
+    let mut stream = stream(StreamSpec { future, window, ..spec(10, 0) }, SUMS);
+    let (wrong, right) = (2_100_000_000, 1_800_000_000);
+    let rows = batch(&[(wrong, "a", 1.0), (wrong + 5, "a", 2.0)]);
+    let effects = feed(&mut stream, 0, rows, wrong * SECOND).await;
+    assert!(effects.results.is_empty());
+    let rows = batch(&[(right + 1, "a", 4.0), (right + 2, "a", 8.0)]);
+    let effects = feed(&mut stream, 0, rows, (right + 2) * SECOND).await;
+    assert_eq!(lines(&effects.results), [format!("{wrong} 2 3 2 #1 good")]);
+    let effects =
+        feed(&mut stream, 0, batch(&[(right + 12, "a", 0.0)]), (right + 12) * SECOND).await;
+    assert_eq!(lines(&effects.results), [format!("{} 2 12 8 #2 good", right + 1)]);
+    assert_eq!(stream.counts().late, 0);
+    ledger_holds(&stream.counts());
+}
+
+#[tokio::test]
 async fn days_by_a_calendar_have_23_and_25_hours() {
     let days = |zone, step| {
         let days = Calendar::new(Zone::named(zone).unwrap(), 24 * HOUR * SECOND, 0).unwrap();
