@@ -293,12 +293,13 @@ mod tests {
         ends.map(|end| window.ending_at(end)).map(|w| (w.start, w.end)).collect()
     }
 
+    /// Window, time, pane, windows that hold it.
+    type Case = (Window, i64, (i64, i64), &'static [(i64, i64)]);
+
     #[test]
     fn windows_that_overlap_one_line_per_case() {
         let hopping = |size, step, offset| Window::Hopping { size, step, offset };
         let cumulative = |size, step| Window::Cumulative { size, step };
-        // (window, time) -> pane, windows that hold it
-        type Case = (Window, i64, (i64, i64), &'static [(i64, i64)]);
         let cases: [Case; 14] = [
             (hopping(10, 10, 0), 0, (0, 10), &[(0, 10)]),
             (hopping(10, 10, 0), 9, (0, 10), &[(0, 10)]),

@@ -160,9 +160,9 @@ fn kinds_of_windows() {
     let window =
         |window: &str| SOUND.replace("    to: [", &format!("    window: {window}\n    to: ["));
     let two = |kind: &str| {
-        let more = "devices:\n  - { name: more, driver: { generate: { points: [ { name: level, \
-                    value: { constant: 1 } } ] } } }";
-        window(kind).replace("devices:", more).replace("from: [waves]", "from: [waves, more]")
+        let more = "  - { name: zeal, driver: { generate: { points: [ { name: level, value: \
+                    { constant: 1 } } ] } } }\nstreams:";
+        window(kind).replace("streams:", more).replace("from: [waves]", "from: [waves, zeal]")
     };
     cases(&[
         (&window("{ hopping: { size: 1h, step: 10s } }"), &[]),
@@ -198,7 +198,7 @@ fn kinds_of_windows() {
             &window("{ count: { rows: 3, step: 4 } }"),
             &[("E0405", 11, 39, "a step of 4 with windows of 3 rows")],
         ),
-        (&two("{ count: { rows: 3 } }"), &[("E0405", 12, 22, "are over one table")]),
+        (&two("{ count: { rows: 3 } }"), &[("E0405", 12, 15, "are over one table")]),
         (&two("{ session: { gap: 1s, by: [ device ] } }"), &[]),
         (&window("{ state: { begin: level > 80, end: level < 70 } }"), &[]),
         (
