@@ -128,7 +128,7 @@ pub fn stream_spec(
             restamp: stream.future == Future::Restamp,
         }),
         keep_failed: stream.on_error.is_some(),
-        memory_max: document.limits.memory.len() / 2 / document.streams.len().max(1),
+        memory_max: document.stream_memory().len(),
     }
 }
 

@@ -72,6 +72,8 @@ pub struct StreamPart {
     pub unrouted: Arc<str>,
     /// `gateway/epoch`, the beginning of each record id.
     pub id_prefix: String,
+    /// Whether windows that cannot go on with changed SQL are ended by the old one.
+    pub closes_old: bool,
     /// Whether each result is committed at once.
     pub sync_each: bool,
     /// The time of day.
@@ -178,25 +180,26 @@ impl StreamPart {
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
         let query = self.spec.plan(&self.sql, &self.sql_text).map_err(|e| format!("SQL: {e}"))?;
-        self.routers = self.routers(&query)?;
         self.looked = None;
         // All rows that were queued before this commit are readable after it.
         self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
-        let now = self.clock.now();
-        let spec = self.spec.clone();
-        let stream = match self.store.progress(&self.name) {
-            Some(progress) => Stream::restore(spec, query, &progress.state, now),
-            None => Stream::new(spec, query, now),
+        if self.closes_old {
+            self.close_old(&query).await?;
+        }
+        self.routers = self.routers(&query)?;
+        let mut stream = match self.store.progress(&self.name) {
+            Some(progress) => self.resume(query, &progress).await?,
+            None => Stream::new(self.spec.clone(), query, self.clock.now())
+                .map_err(|e| e.to_string())?,
         };
-        let mut stream = stream.map_err(|e| e.to_string())?;
         self.counts.before.get_or_init(|| stream.counts());
         for table in 0..self.tables.len() {
             let from = stream.progress().replay_from[table];
-            self.read_log(&mut stream, table, from, None).await?;
+            self.read_log(&mut stream, table, from, None, false).await?;
         }
         let mut commit = Commit::default();
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
-        self.submit(&stream, commit).await?;
+        self.submit(&mut stream, commit).await?;
         Ok(stream)
     }
 
@@ -214,14 +217,63 @@ impl StreamPart {
         })
     }
 
-    /// Applies a table's logged rows from `from`: after a restore to the end of the log, or below
-    /// `upto` where a batch did not come through the queue.
+    /// The stream where `progress` left it, before its logs are read.
+    async fn resume(&self, query: Query, progress: &StreamProgress) -> Result<Stream, String> {
+        let states = self.store.states(&self.name).await;
+        let states = states.map_err(|e| format!("its states: {e}"))?;
+        let (spec, now) = (self.spec.clone(), self.clock.now());
+        Stream::restore_with(spec, query, &progress.state, &states, now).map_err(|e| e.to_string())
+    }
+
+    /// Ends the windows whose rows were folded for other SQL than `query`, by that SQL, and makes
+    /// their results durable. Where it cannot be planned any more, they are dropped later.
+    async fn close_old(&mut self, query: &Query) -> Result<(), String> {
+        let Some(progress) = self.store.progress(&self.name) else {
+            return Ok(());
+        };
+        let outdated = Stream::outdated(&self.spec, query, &progress.state);
+        let Some(text) = outdated.map_err(|e| e.to_string())? else {
+            return Ok(());
+        };
+        let old = match self.sql.plan(&text, &self.spec.tables, true) {
+            Ok(old) => old,
+            Err(error) => {
+                tracing::warn!(stream = &*self.name, %error, "the SQL of before cannot end its windows");
+                return Ok(());
+            }
+        };
+        match self.routers(&old) {
+            Ok(routers) => self.routers = routers,
+            Err(error) => {
+                tracing::warn!(stream = &*self.name, error, "results of before fit no route");
+                return Ok(());
+            }
+        }
+        let mut stream = self.resume(old, &progress).await?;
+        for table in 0..self.tables.len() {
+            let at = stream.progress();
+            let upto = Some(at.processed[table]);
+            self.read_log(&mut stream, table, at.replay_from[table], upto, false).await?;
+        }
+        let mut commit = Commit::default();
+        self.apply(&mut stream, Event::Replayed, &mut commit).await?;
+        let before = stream.counts();
+        let effects = stream.close_all().await;
+        self.note(&effects);
+        self.encode(&effects, &before, self.clock.now(), &mut commit)?;
+        self.submit(&mut stream, commit).await?;
+        self.commit(Commit { wait: true, ..Commit::default() }, true).await
+    }
+
+    /// Applies a table's logged rows from `from`, to the end of the log or below `upto`: after a
+    /// restore they are read again, `anew` where they did not come through the queue.
     async fn read_log(
         &mut self,
         stream: &mut Stream,
         table: usize,
         from: u64,
         upto: Option<u64>,
+        anew: bool,
     ) -> Result<(), String> {
         let mut from = from;
         loop {
@@ -239,9 +291,13 @@ impl StreamPart {
                     return self.submit(stream, commit).await;
                 }
                 from = position + batch.num_rows() as u64;
-                let event = match upto {
-                    None => Event::Replay { table, position, batch },
-                    Some(_) => Event::Rows { table, position, batch },
+                let over = upto.map_or(0, |upto| from.saturating_sub(upto));
+                let kept = batch.num_rows() - usize::try_from(over).unwrap_or(0);
+                let batch = batch.slice(0, kept);
+                let event = if anew {
+                    Event::Rows { table, position, batch }
+                } else {
+                    Event::Replay { table, position, batch }
                 };
                 self.apply(stream, event, &mut commit).await?;
             }
@@ -305,7 +361,7 @@ impl StreamPart {
         if position > expected {
             self.submit(stream, std::mem::take(commit)).await?;
             self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
-            self.read_log(stream, table, expected, Some(position)).await?;
+            self.read_log(stream, table, expected, Some(position), true).await?;
         }
         let skip = usize::try_from(expected.saturating_sub(position)).unwrap_or(0);
         let rest = batch.slice(skip, batch.num_rows() - skip);
@@ -323,10 +379,15 @@ impl StreamPart {
         self.forgive_step(stream, now);
         let before = stream.counts();
         let effects = stream.apply(event, now).await.map_err(|e| e.to_string())?;
+        self.note(&effects);
+        self.encode(&effects, &before, now, commit)
+    }
+
+    /// Shows what failed.
+    fn note(&self, effects: &Effects) {
         for error in &effects.failures {
             self.failed(&error.to_string());
         }
-        self.encode(&effects, &before, now, commit)
     }
 
     /// A clock that was set forward makes no source silent: it would be, for the time that nobody has
@@ -415,7 +476,7 @@ impl StreamPart {
     }
 
     /// Queues results together with the progress that they stand for.
-    async fn submit(&mut self, stream: &Stream, mut commit: Commit) -> Result<(), String> {
+    async fn submit(&mut self, stream: &mut Stream, mut commit: Commit) -> Result<(), String> {
         let progress = stream.progress();
         let named = |positions: Vec<u64>| self.tables.iter().cloned().zip(positions).collect();
         commit.progress = Some(StreamProgress {
@@ -423,9 +484,11 @@ impl StreamPart {
             state: progress.state,
             processed: named(progress.processed),
             replay_from: named(progress.replay_from),
+            states: progress.states,
         });
         // The watermark may have followed the clock: no row may be stamped behind it.
         commit.counts.extend(self.durable_time.growth(self.clock.now()));
+        stream.submitted();
         self.shown.send_replace(Some(stream.counts()));
         self.commit(commit, false).await
     }

@@ -17,7 +17,8 @@ mod bytes;
 mod functions;
 
 pub use calendar::{Calendar, Zone};
-pub use sql::{Condition, Query, Sql, SqlError, TableSchema, rows_where};
+pub use functions::function_names;
+pub use sql::{Condition, Mode, Query, Sql, SqlError, TableSchema, rows_where};
 pub use stream::{
     Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Output, Progress, Stream,
     StreamError, StreamSpec,

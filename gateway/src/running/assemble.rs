@@ -62,6 +62,7 @@ impl Running {
             error_targets: self.targets(stream.on_error.as_ref().map_or(&[], |failed| &failed.to)),
             unrouted: ledger::unrouted(stream.name.as_str()),
             id_prefix: format!("{}/{}", self.document.gateway.name, self.store.epoch()),
+            closes_old: stream.on_change == tidegate_config::OnChange::Close,
             sync_each: stream.sync == tidegate_config::Sync::Each,
             clock: self.around.clock.clone(),
             counts: counts.clone(),

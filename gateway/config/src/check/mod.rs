@@ -48,6 +48,10 @@ pub trait SqlPlanner {
         windowed: bool,
     ) -> Result<SchemaRef, SqlProblem>;
 
+    /// Why a stream keeps all rows of its windows, in a few words; `None` where they are folded as
+    /// they come, and where the SQL cannot be planned.
+    fn keeps_rows(&self, document: &Document, stream: &StreamSection) -> Option<String>;
+
     /// Plans a condition over rows of these columns.
     fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem>;
 }

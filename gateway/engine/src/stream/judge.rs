@@ -96,7 +96,7 @@ impl Stream {
         if self.refill.is_some() || !is_ahead || self.clock_high <= limit {
             return;
         }
-        self.close_until(Some(i64::MAX), effects).await;
+        self.close_to(Some(i64::MAX), effects).await;
         self.watermark.rebase(limit);
     }
 }
