@@ -5,7 +5,7 @@
 //!
 //! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox`, `letters`,
 //! `log` and `states` how, `book` where it lies, `format`, `record` and `rows` in which bytes. A commit is one frame in the `ring`;
-//! `checkpoint` moves what stays to a `shelf` and notes it in a redb tree. `recovery` starts from
+//! `fold` moves what stays to a `shelf`, `checkpoint` notes it in a redb tree. `recovery` starts from
 //! whatever is there, `replay` takes up the frames, `upgrade` an older format.
 
 mod book;
@@ -15,6 +15,7 @@ mod committer;
 mod damage;
 mod disk;
 mod files;
+mod fold;
 mod format;
 mod inbox;
 mod letters;
@@ -31,6 +32,7 @@ mod state;
 mod states;
 mod transaction;
 mod upgrade;
+mod verify;
 mod work;
 
 #[cfg(test)]
@@ -139,7 +141,7 @@ impl Store {
 
     /// Queues a commit, in the order of the calls, and resolves when it is queued.
     ///
-    /// Waits while the queue is full or a `Block` sink has no room. Cancel safe: dropped before it
+    /// Waits while the queue is full, of commits or of 8 MiB, or a `Block` sink has no room. Cancel safe: dropped before it
     /// resolves, nothing was queued.
     pub async fn submit(&self, commit: Commit) -> Result<Ticket, StoreError> {
         self.shared.submit(commit).await
@@ -318,7 +320,8 @@ impl Store {
         self.shared.state().progress.keys().cloned().collect()
     }
 
-    /// Reads everything that is stored and checks it. Nothing else is done meanwhile. Cancel safe.
+    /// Reads everything that is stored and checks it, a MiB at a time between other work. What is
+    /// stored meanwhile may or may not be among it. Cancel safe: dropped, the check ends.
     pub async fn verify(&self) -> Result<Verified, StoreError> {
         self.ask(|reply| Ask::Verify { reply }).await
     }

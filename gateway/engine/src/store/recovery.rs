@@ -278,7 +278,7 @@ impl Opening<'_> {
         let found = ring::scan(&*ring, Some(id), state.meta.tail);
         let found = found.map_err(|error| self.error(RING, error))?;
         let runs = found.iter().map(|(_, header)| header.run).max();
-        let run = runs.unwrap_or(0).max(state.meta.run).saturating_add(1);
+        let run = runs.unwrap_or(0).max(state.meta.run).saturating_add(1).min(ring::RUN_MAX);
         let mut book = self.book(lock, Some(tree), ring, id, run);
         let commit = state.meta.commit;
         for (side, name, piece) in loaded.pieces {
@@ -335,7 +335,7 @@ impl Opening<'_> {
             _ => (self.make_ring()?, new_ring_id()),
         };
         let found: Vec<_> = found.into_iter().filter(|(_, header)| header.ring == id).collect();
-        let run = newest.map_or(0, |header| header.run).saturating_add(1);
+        let run = newest.map_or(0, |header| header.run).saturating_add(1).min(ring::RUN_MAX);
         let mut book = self.book(lock, None, ring, id, run);
         let mut letters_lost = 0;
         let mut aside = None;

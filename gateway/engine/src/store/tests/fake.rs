@@ -66,6 +66,8 @@ struct Inner {
     /// Beginnings of the names of files that take no writes.
     broken: Vec<String>,
     crashed: bool,
+    /// Syncs of each file that succeeded.
+    syncs: BTreeMap<String, u64>,
     /// Told when it crashes.
     death: Arc<tokio::sync::Notify>,
 }
@@ -160,6 +162,17 @@ impl FakeDisk {
     /// Removes a file from the device.
     pub(super) fn forget(&self, name: &str) {
         self.inner.lock().unwrap().files.remove(name).unwrap();
+    }
+
+    /// Syncs of files whose names begin so.
+    pub(super) fn syncs(&self, beginning: &str) -> u64 {
+        let inner = self.inner.lock().unwrap();
+        inner.syncs.iter().filter(|(name, _)| name.starts_with(beginning)).map(|(_, n)| n).sum()
+    }
+
+    /// Keeps everybody from the disk until what it returns is dropped.
+    pub(super) fn hold(&self) -> impl Drop {
+        self.inner.lock().unwrap()
     }
 
     fn step(&self, grows: bool) -> io::Result<()> {
@@ -323,8 +336,12 @@ impl StorageBackend for FakeBackend {
     fn sync_data(&self) -> io::Result<()> {
         let outcome = self.disk.step(false);
         let mut file = self.file.lock().unwrap();
-        if self.disk.inner.lock().unwrap().crashed {
-            return outcome;
+        {
+            let mut inner = self.disk.inner.lock().unwrap();
+            if inner.crashed {
+                return outcome;
+            }
+            *inner.syncs.entry(self.name.clone()).or_default() += 1;
         }
         // A failed sync leaves the pages clean and the device without them: the next one succeeds.
         let dirty = std::mem::take(&mut file.dirty);
