@@ -286,6 +286,15 @@ impl Store {
         self.order(sink, |reply| What::Letters { positions, again: false, reply }).await
     }
 
+    /// Drops what is kept for a sink and a table of this name that the layout does not name: it would come
+    /// back with the name. Returns how many rows, records and dead letters that were; they count as
+    /// dropped. Positions and counters stay. Cancel safe.
+    pub async fn forget(&self, name: &str) -> Result<u64, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.order(Order { name: name.into(), what: What::Forget { reply } })?;
+        answer.await.unwrap_or_else(|_| Err(self.shared.ended()))
+    }
+
     /// A durable counter: the sum of what commits have added to it.
     pub fn count(&self, name: &str) -> u64 {
         self.shared.state().counts.get(name).copied().unwrap_or(0)
@@ -374,8 +383,8 @@ impl Store {
         what: impl FnOnce(Reply<T>) -> What,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let sink = self.shared.sink_name(sink)?;
-        self.shared.order(Order { sink, what: what(reply) })?;
+        let name = self.shared.sink_name(sink)?;
+        self.shared.order(Order { name, what: what(reply) })?;
         answer.await.unwrap_or_else(|_| Err(self.shared.ended()))
     }
 
