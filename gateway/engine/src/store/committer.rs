@@ -16,7 +16,7 @@ use super::checkpoint::checkpoint;
 use super::damage::{Trouble, contained, drop_contained};
 use super::files::TREE;
 use super::fold::fold;
-use super::inbox::Shared;
+use super::inbox::{Holding, Shared};
 use super::letters;
 use super::log;
 use super::outbox;
@@ -56,6 +56,9 @@ pub(super) struct Committer {
     day_base: u64,
     /// The oldest frames could not be folded: tried again with the next flush.
     reclaim_failed: bool,
+    /// The disk is full, the ring nearly, and nothing may give way: what is left of the ring is for
+    /// deliveries, which free room. Why.
+    held_back: Option<String>,
     /// The tree says that the store was closed in order, and nothing was written since.
     tree_is_clean: bool,
     /// Who waits for a check of everything stored.
@@ -75,6 +78,7 @@ impl Committer {
             now: None,
             day_base: 0,
             reclaim_failed: false,
+            held_back: None,
             tree_is_clean: recovery.clean,
             verifying: VecDeque::new(),
         }
@@ -105,7 +109,12 @@ impl Committer {
         self.shared.show(self.figures());
         loop {
             let blocked = self.book.memory() >= MEMORY_BYTES_MAX;
-            let turn = self.shared.wait(blocked, !self.verifying.is_empty());
+            let held = match (blocked, self.held_back.is_some()) {
+                (true, _) => Holding::Yes,
+                (false, true) => Holding::UntilClose,
+                (false, false) => Holding::No,
+            };
+            let turn = self.shared.wait(held, !self.verifying.is_empty());
             for ask in turn.asks {
                 self.answer(ask);
             }
@@ -336,6 +345,7 @@ impl Committer {
         self.book.free(self.state.meta.commit);
         if self.book.used() <= capacity / 2 && waiting <= LETTER_BYTES_MAX {
             self.reclaim_failed = false;
+            self.held_back = None;
             return;
         }
         let mut kept = 0;
@@ -348,10 +358,18 @@ impl Committer {
         let keep_from = keep_from.unwrap_or(self.book.sequence);
         let outcome = contained(|| self.reclaim(keep_from));
         self.reclaim_failed = outcome.is_err();
+        self.held_back = match &outcome {
+            Err(Trouble::Full(reason)) if self.is_tight() => Some(reason.clone()),
+            _ => None,
+        };
         if let Err(trouble) = outcome {
             tracing::error!(reason = trouble.text(), "the ring cannot be freed yet");
             self.stats.last_error = Some(trouble.text().to_owned());
         }
+    }
+
+    fn is_tight(&self) -> bool {
+        self.book.used() > self.book.files.ring_length / 4 * 3
     }
 
     /// Folds the frames before `keep_from`. Where the disk has no room for that, what is settled is
@@ -363,8 +381,7 @@ impl Committer {
                 return Ok(());
             };
             let is_full = matches!(trouble, Trouble::Full(_));
-            let is_tight = self.book.used() > self.book.files.ring_length / 4 * 3;
-            if !is_full || !is_tight || !self.give_way_durably()? {
+            if !is_full || !self.is_tight() || !self.give_way_durably()? {
                 return Err(trouble);
             }
         }
@@ -527,6 +544,7 @@ impl Committer {
             file_bytes: tree + files.ring_length + files.shelves.bytes(),
             corrupt_records: self.book.damage.records,
             corrupt_rows: self.book.damage.rows,
+            stalled: self.stats.stalled.clone().or_else(|| self.held_back.clone()),
             ..self.stats.clone()
         }
     }

@@ -29,6 +29,16 @@ const REJECTS_MAX: usize = 256;
 /// Characters of a reason that are kept: it comes from the far side.
 const REASON_CHARS_MAX: usize = 1_000;
 
+/// Whether commits stay in the queue, so that only what frees room is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holding {
+    No,
+    /// There is little room, which the close may use up.
+    UntilClose,
+    /// There is none.
+    Yes,
+}
+
 /// What the thread does next.
 pub(super) struct Turn {
     pub(super) asks: Vec<Ask>,
@@ -362,12 +372,14 @@ impl Shared {
         self.room.notify_waiters();
     }
 
-    /// Waits for something to do, unless the thread is `busy` with something of its own. While the thread is `blocked`, because it holds as much in memory
-    /// as it may, commits stay in the queue; what frees room does not.
-    pub(super) fn wait(&self, blocked: bool, busy: bool) -> Turn {
+    /// Waits for something to do, unless the thread is `busy` with something of its own. While commits
+    /// are `held` they stay in the queue; marks and orders, which free room, do not.
+    pub(super) fn wait(&self, held: Holding, busy: bool) -> Turn {
         let mut inbox = lock(&self.inbox);
+        let holds =
+            |inbox: &Inbox| held == Holding::Yes || (held == Holding::UntilClose && !inbox.close);
         let is_due = |inbox: &Inbox| {
-            if blocked { !inbox.work.orders.is_empty() } else { self.is_due(inbox) }
+            if holds(inbox) { !inbox.work.orders.is_empty() } else { self.is_due(inbox) }
         };
         let is_idle =
             |inbox: &Inbox| inbox.asks.is_empty() && !is_due(inbox) && !inbox.flush && !inbox.close;
@@ -376,9 +388,10 @@ impl Shared {
         }
         let take = is_due(&inbox) || inbox.flush || inbox.close;
         let flush = std::mem::take(&mut inbox.flush) || inbox.close;
+        let keeps = holds(&inbox);
         let work = take.then(|| {
             let mut work = std::mem::take(&mut inbox.work);
-            if blocked {
+            if keeps {
                 inbox.work.commits = std::mem::take(&mut work.commits);
             } else {
                 inbox.bytes = 0;

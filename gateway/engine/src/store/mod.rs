@@ -6,7 +6,7 @@
 //! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox`, `letters`,
 //! `log` and `states` how, `book` where it lies, `format`, `record` and `rows` in which bytes. A commit is one frame in the `ring`;
 //! `fold` moves what stays to a `shelf`, `checkpoint` notes it in a redb tree. `recovery` starts from
-//! whatever is there, `replay` takes up the frames, `upgrade` an older format.
+//! whatever is there, `replay` takes up the frames, `reconcile` what is missing, `upgrade` an older format.
 
 mod book;
 mod border;
@@ -22,6 +22,7 @@ mod letters;
 mod load;
 mod log;
 mod outbox;
+mod reconcile;
 mod record;
 mod recovery;
 mod replay;

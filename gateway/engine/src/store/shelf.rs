@@ -106,7 +106,7 @@ impl Shelves {
 
     /// Appends entries for an owner; durable with [`Shelves::sync`]. Nothing is kept of a failed one.
     pub(super) fn put(&mut self, owner: &Arc<str>, mut bytes: Vec<u8>) -> io::Result<Run> {
-        let number = self.shelf_for(owner)?;
+        let number = self.open_for(owner)?;
         let at = self.files.get(&number).map_or(0, |shelf| shelf.end);
         bytes.resize(bytes.len().next_multiple_of(usize::try_from(BLOCK).unwrap_or(4096)), 0);
         let Some((_, file)) = self.written.get(&number) else {
@@ -131,11 +131,11 @@ impl Shelves {
     }
 
     /// The shelf that the owner's next entries go to, open for writing; a new one where none has room.
-    fn shelf_for(&mut self, owner: &Arc<str>) -> io::Result<u32> {
+    fn open_for(&mut self, owner: &Arc<str>) -> io::Result<u32> {
         let known = self.open.get(owner).copied().filter(|number| {
             // One that is half let go gets no more, so that it goes as a whole before long.
-            let shelf = self.files.get(number);
-            shelf.is_some_and(|shelf| shelf.end < SHELF_BYTES && shelf.dead * 2 < shelf.end)
+            let has_room = |file: &Shelf| file.end < SHELF_BYTES && file.dead * 2 < file.end;
+            self.files.get(number).is_some_and(has_room)
         });
         let number = known.unwrap_or(self.next);
         if known.is_some() && self.written.contains_key(&number) {

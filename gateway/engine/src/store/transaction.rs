@@ -122,8 +122,8 @@ impl Transaction<'_> {
     fn forget(&mut self, name: &Arc<str>) -> Result<u64, StoreError> {
         let sinks = self.layout.sinks.iter().map(|sink| &sink.name);
         let tables = self.layout.tables.iter().map(|table| &table.name);
-        let (sink_claimed, table_claimed) =
-            (sinks.into_iter().any(|sink| sink == name), tables.into_iter().any(|t| t == name));
+        let sink_claimed = sinks.into_iter().any(|sink| sink == name);
+        let table_claimed = tables.into_iter().any(|table| table == name);
         let mut count = None;
         if let Some(state) = self.state.sinks.get_mut(name).filter(|_| !sink_claimed) {
             let positions: Vec<u64> =
@@ -138,10 +138,11 @@ impl Transaction<'_> {
             log::trim(self.book, name, state, end);
             count = Some(count.unwrap_or(0) + rows);
         }
-        let is_claimed = sink_claimed || table_claimed;
-        count.ok_or_else(|| match is_claimed {
-            true => StoreError::Claimed(name.clone()),
-            false => StoreError::Unknown(format!("sink or table {name}")),
+        count.ok_or_else(|| {
+            if sink_claimed || table_claimed {
+                return StoreError::Claimed(name.clone());
+            }
+            StoreError::Unknown(format!("sink or table {name}"))
         })
     }
 

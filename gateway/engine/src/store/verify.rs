@@ -53,7 +53,7 @@ impl Verifying {
     }
 
     /// Reads on; `true` when everything was read.
-    pub(super) fn step(&mut self, book: &mut Book, state: &State) -> Result<bool, Trouble> {
+    pub(super) fn step(&mut self, book: &mut Book, known: &State) -> Result<bool, Trouble> {
         let mut bytes = 0;
         while bytes < STEP_BYTES {
             let Some(stage) = STAGES.get(self.stage).copied() else {
@@ -64,7 +64,7 @@ impl Verifying {
                 continue;
             };
             let read = match stage {
-                Stage::Rows(side) => self.piece(book, state, side, &name),
+                Stage::Rows(side) => self.piece(book, known, side, &name),
                 Stage::Letters => self.letter(book, &name)?,
                 Stage::States => self.state(book, &name),
             };
@@ -81,14 +81,14 @@ impl Verifying {
     }
 
     /// Reads the next piece; its bytes, or `None` behind the last.
-    fn piece(&mut self, book: &mut Book, state: &State, side: Side, name: &str) -> Option<u64> {
+    fn piece(&mut self, book: &mut Book, known: &State, side: Side, name: &str) -> Option<u64> {
         let queue = book.queues(side).get(name)?;
         let piece = *queue.pieces.get(queue.index_of(self.after.map_or(0, |after| after + 1)))?;
         self.after = Some(piece.end() - 1);
         let body = book.body(side, name, &piece);
         let count = body.and_then(|body| match side {
             Side::Outbox => Some(decode_outbox(piece.first, &body)?.len()),
-            Side::Log => Some(log::decode(state.schemas.get(name)?, &body)?.num_rows()),
+            Side::Log => Some(log::decode(known.schemas.get(name)?, &body)?.num_rows()),
         });
         match count {
             Some(count) => self.rows += count as u64,

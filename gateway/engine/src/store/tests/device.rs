@@ -339,3 +339,51 @@ async fn f06_a_crash_while_things_give_way_is_no_damage() {
         assert_eq!(rows, backlog.records, "operation {at}");
     }
 }
+
+/// A disk that the store itself has filled, for a sink that keeps everything: the ring filled up with
+/// rows, and then no delivery could be noted that would have freed room. Only more disk helped.
+#[tokio::test]
+async fn f06_deliveries_free_a_disk_that_waiting_records_have_filled() {
+    let disk = FakeDisk::default();
+    let keeper = SinkLayout { when_full: WhenFull::Block, ..sink("a") };
+    let keeps = Layout { tables: vec![], sinks: vec![keeper] };
+    let (store, _) = open_with(&disk, &options(), keeps.clone()).unwrap();
+    let one = |number: u64| {
+        let bodies = vec![Bytes::from(vec![b'x'; 3_000])];
+        let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1) }];
+        Commit { wait: true, outbox, ..Commit::default() }
+    };
+    for number in 0..20 {
+        commit(&store, one(number)).await.unwrap();
+    }
+    answered(&store).await;
+    disk.set_room(20_000);
+    let mut waiting_for = Vec::new();
+    for number in 20..50 {
+        waiting_for.push(store.submit(one(number)).await.unwrap());
+        store.flush();
+        answered(&store).await;
+    }
+    let stats = store.stats();
+    assert!(stats.stalled.is_some() && stats.queue_len > 5, "{stats:?}");
+    let durable = store.outbox_end("a");
+    assert!((20..45).contains(&durable), "{durable}");
+    let (cut, _) = open_with(&disk.power_cut(None), &options(), keeps).unwrap();
+    assert_eq!(cut.outbox_end("a"), durable, "what is shown is durable");
+
+    // The far side takes what it gets, ten at a time, on the same full disk.
+    let mut taken = 0;
+    while taken < 50 {
+        let rows = store.next("a", taken, 10, 1 << 20).await.unwrap();
+        taken = rows.last().unwrap().position;
+        store.delivered("a", taken);
+        store.flush();
+        answered(&store).await;
+    }
+    for ticket in waiting_for {
+        ticket.await.unwrap();
+    }
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.delivered, backlog.lost, backlog.dropped), (50, 0, 0));
+    assert_eq!(store.stats().stalled, None);
+}

@@ -63,6 +63,8 @@ struct Inner {
     crash_at: Option<u64>,
     fail_at: Option<(u64, io::ErrorKind)>,
     full: bool,
+    /// Bytes that all files may have together.
+    capacity: Option<usize>,
     /// Beginnings of the names of files that take no writes.
     broken: Vec<String>,
     crashed: bool,
@@ -93,6 +95,24 @@ impl FakeDisk {
     /// The file cannot grow until this is taken back.
     pub(super) fn set_full(&self, full: bool) {
         self.inner.lock().unwrap().full = full;
+    }
+
+    /// All files together cannot grow by more than that.
+    pub(super) fn set_room(&self, bytes: usize) {
+        let used = self.used();
+        self.inner.lock().unwrap().capacity = Some(used + bytes);
+    }
+
+    /// Bytes of all files. No file may be held.
+    fn used(&self) -> usize {
+        let files = self.inner.lock().unwrap().files.clone();
+        files.values().map(|file| file.lock().unwrap().cache.len()).sum()
+    }
+
+    /// Bytes that files can still grow by. No file may be held.
+    fn left(&self) -> usize {
+        let capacity = self.inner.lock().unwrap().capacity;
+        capacity.map_or(usize::MAX, |capacity| capacity.saturating_sub(self.used()))
     }
 
     /// Writes to files whose names begin so fail until this is taken back; others work.
@@ -260,7 +280,7 @@ impl Disk for FakeDisk {
     }
 
     fn room(&self) -> io::Result<u64> {
-        Ok(1 << 40)
+        Ok((self.left() as u64).min(1 << 40))
     }
 
     fn sync_names(&self) -> io::Result<()> {
@@ -280,6 +300,9 @@ impl Disk for FakeDisk {
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         self.step(false)?;
+        if bytes.len() > self.left() {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
         let (device, cache) = (bytes.to_vec(), bytes.to_vec());
         self.put(name, FakeFile { device, cache, dirty: Vec::new() });
         Ok(())
@@ -302,9 +325,14 @@ struct FakeBackend {
 
 impl FakeBackend {
     fn change(&self, change: Change) -> io::Result<()> {
+        let left = self.disk.left();
         let mut file = self.file.lock().unwrap();
         let grows = matches!(change, Change::Length(length) if length > file.cache.len());
         self.disk.step(grows)?;
+        if matches!(change, Change::Length(length) if length > file.cache.len().saturating_add(left))
+        {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
         let broken = self.disk.inner.lock().unwrap().broken.clone();
         if broken.iter().any(|broken| self.name.starts_with(broken)) {
             return Err(io::Error::other("a broken file"));

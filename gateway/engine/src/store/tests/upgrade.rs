@@ -104,7 +104,9 @@ async fn a_store_of_format_2_opens_with_all_that_it_holds() {
     let table = TableLayout { name: "made".into(), readers, history_us: None };
     let layout = Layout { tables: vec![table], sinks: vec![sink("away")] };
     let disk = FakeDisk::default();
-    OLD_FILES.iter().for_each(|(name, bytes)| disk.place(name, bytes));
+    for (name, bytes) in OLD_FILES {
+        disk.place(name, bytes);
+    }
     for (run, upgraded) in [("first", Some(2)), ("then", None)] {
         let (store, recovery) = open_with(&disk, &options(), layout.clone()).unwrap();
         assert_eq!((recovery.upgraded_from, recovery.corrupt_records), (upgraded, 0), "{run}");
