@@ -10,6 +10,8 @@ use crate::calendar::Calendar;
 /// Windows of more panes are computed from their rows: states of so few rows each would save nothing.
 pub const PANES_MAX: i64 = 16_384;
 
+const HOUR: i64 = 3_600_000_000;
+
 /// A span of event time: `start` belongs to it, `end` does not. Microseconds since 1970, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bounds {
@@ -192,6 +194,11 @@ impl Window {
     pub fn panes(&self) -> i64 {
         match *self {
             Self::Hopping { size, .. } | Self::Cumulative { size, .. } => size / self.pane_size(),
+            // A day may have an hour more.
+            Self::Calendar { days, step: Some(step) } => {
+                let span = days.span_of(0);
+                (span.end - span.start + HOUR) / step + 1
+            }
             _ => 1,
         }
     }
@@ -201,7 +208,7 @@ impl Window {
         match *self {
             Self::Tumbling { size, .. } => size,
             Self::Hopping { size, step, .. } => gcd(size, step),
-            Self::Cumulative { step, .. } => step,
+            Self::Cumulative { step, .. } | Self::Calendar { step: Some(step), .. } => step,
             _ => 1,
         }
     }
@@ -213,7 +220,9 @@ impl Window {
 
     /// Of how many panes a window is made.
     pub fn panes_in(&self, bounds: Bounds) -> i64 {
-        bounds.end.saturating_sub(bounds.start) / self.pane_size()
+        let (length, size) = (bounds.end.saturating_sub(bounds.start), self.pane_size());
+        // The last pane of a day may be cut.
+        length / size + i64::from(length % size > 0)
     }
 
     /// End of the first window that holds `pane` and ends after `after`; `None` where all that
@@ -374,6 +383,27 @@ mod tests {
             assert_eq!(window.pane_of(time), Bounds { start, end }, "{window:?}, time {time}");
             assert_eq!(holding(&window, time), windows, "{window:?}, time {time}");
         }
+    }
+
+    /// 2026-10-25 in Berlin has 25 h, which are 214 panes of 7 min and one of 2 min.
+    #[test]
+    fn panes_of_a_long_day_are_numbered_one_after_the_other() {
+        let minute = 60_000_000;
+        let zone = crate::calendar::Zone::named("Europe/Berlin").unwrap();
+        let days = Calendar::new(zone, 24 * 60 * minute, 0).unwrap();
+        let day = days.span_of(1_792_929_600_000_000);
+        assert_eq!(day.end - day.start, 25 * 60 * minute);
+        let window = Window::Calendar { days, step: Some(7 * minute) };
+        let starts: Vec<i64> =
+            std::iter::successors(Some(day.start), |start| Some(window.pane_of(*start).end))
+                .take_while(|start| *start < day.end)
+                .collect();
+        let first = window.pane_index(day.start);
+        let numbers: Vec<i64> = starts.iter().map(|start| window.pane_index(*start)).collect();
+        assert_eq!(numbers, (first..first + 215).collect::<Vec<i64>>());
+        assert_eq!(window.panes_in(day), 215);
+        assert!(window.panes() >= 215);
+        assert_eq!(window.panes_in(Bounds { start: day.start, end: day.start + 14 * minute }), 2);
     }
 
     #[test]

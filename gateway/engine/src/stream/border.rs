@@ -48,7 +48,7 @@ impl StreamSpec {
         };
         let mut query = query.with_conditions(conditions);
         if let Some(window) = &self.window {
-            query = query.folding_over(window);
+            query = query.folding_over(window, self.keep_failed);
         }
         let alone = self.window.as_ref().is_none_or(Window::is_aligned);
         if alone { Ok(query) } else { query.with_twin(sql) }
