@@ -214,7 +214,7 @@ async fn f11_a_clock_far_ahead_that_is_set_right_stops_nothing() {
 async fn f11_sessions_of_a_wrong_clock_end_when_it_is_set_right() {
     let future = Some(FutureRule { max: HOUR * SECOND, restamp: false });
     let window = Some(Window::Session { gap: 10 * SECOND, length_max: None, by: Vec::new() });
-    let mut stream = stream(StreamSpec { future, window, ..spec(10, 0) }, SUMS);
+    let mut stream = stream(StreamSpec { window, future, ..spec(10, 0) }, SUMS);
     let (wrong, right) = (2_100_000_000, 1_800_000_000);
     let rows = batch(&[(wrong, "a", 1.0), (wrong + 5, "a", 2.0)]);
     let effects = feed(&mut stream, 0, rows, wrong * SECOND).await;
