@@ -207,7 +207,7 @@ fn kinds_of_windows() {
         ),
         (
             &window("{ state: { begin: a > 80, end: level < 70, length_max: 0s } }"),
-            &[("E0405", 11, 68, "at most 0s"), ("E0501", 11, 31, "there is no column a")],
+            &[("E0501", 11, 31, "there is no column a"), ("E0405", 11, 68, "at most 0s")],
         ),
     ]);
 }

@@ -149,7 +149,7 @@ pub struct FailedRows {
     pub table: usize,
     /// What failed, in words.
     pub error: String,
-    /// The rows: of a window in order of time, of a batch as they came.
+    /// The rows, as they were held; of a window whose rows were folded those that were not.
     pub batch: RecordBatch,
 }
 
