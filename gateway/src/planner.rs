@@ -1,10 +1,10 @@
 //! The engine's planner behind the border that the configuration's check knows.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{PlannedTable, SqlPlanner, SqlProblem};
-use tidegate_engine::{Sql, SqlError, TableSchema};
+use tidegate_config::{PlannedTable, SqlPlanner, SqlProblem, TableKind};
+use tidegate_engine::{Lookup, Sql, SqlError, TableSchema, Tables, latest_names};
 
 /// Plans SQL for `check`, without executing anything. The engine is set up with the first SQL, so
 /// that a document without any needs none.
@@ -21,17 +21,23 @@ impl SqlPlanner for EnginePlanner {
         tables: &[PlannedTable<'_>],
         windowed: bool,
     ) -> Result<SchemaRef, SqlProblem> {
-        let tables: Vec<TableSchema> = tables
-            .iter()
-            .map(|table| TableSchema {
-                name: table.name.to_owned(),
+        let of = |kind: TableKind| tables.iter().filter(move |table| table.kind == kind);
+        let schemas = |kind: TableKind| -> Vec<TableSchema> {
+            let schema = |table: &PlannedTable<'_>| TableSchema {
+                name: table.name.to_string(),
                 schema: table.schema.clone(),
                 time_column: "time".to_owned(),
-            })
+            };
+            of(kind).map(schema).collect()
+        };
+        let (from, latest) = (schemas(TableKind::From), schemas(TableKind::Latest));
+        let lookups: Vec<Arc<Lookup>> = of(TableKind::Lookup)
+            .map(|table| Arc::new(Lookup::new(&table.name, table.schema.clone())))
             .collect();
+        let tables = Tables { from: &from, latest: &latest, lookups: &lookups };
         let engine = self.0.get_or_init(|| Sql::new(PLAN_MEMORY));
         let planned = match engine {
-            Ok(engine) => engine.plan(sql, &tables, windowed).map(|query| query.schema()),
+            Ok(engine) => engine.plan_with(sql, &tables, windowed).map(|query| query.schema()),
             Err(error) => Err(error.clone()),
         };
         planned.map_err(|error| SqlProblem {
@@ -39,5 +45,9 @@ impl SqlPlanner for EnginePlanner {
             position: error.position,
             hint: error.hint,
         })
+    }
+
+    fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))> {
+        latest_names(sql)
     }
 }

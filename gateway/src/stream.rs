@@ -16,10 +16,11 @@ use tidegate_drivers::north::{Encode, Envelope, Int64Style};
 use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::encode::{JsonOptions, Meta, json_rows};
 use tidegate_engine::store::{Commit, OutboxRows, Store, StreamProgress};
-use tidegate_engine::{Counts, Effects, Event, Sql, Stream, StreamSpec};
+use tidegate_engine::{Counts, Effects, Event, Lookup, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
+use crate::chain::Upstream;
 use crate::clock::SharedClock;
 use crate::supervisor::{Exit, Health, Part};
 use crate::table::Positioned;
@@ -56,6 +57,12 @@ pub struct StreamPart {
     pub name: Arc<str>,
     /// The tables' names, in the order of the specification.
     pub tables: Vec<Arc<str>>,
+    /// Its results as a table, where other streams read them.
+    pub upstream: Option<Upstream>,
+    /// The devices whose rows come here, also through other streams.
+    pub heard: Vec<String>,
+    /// The lookups that the SQL may name.
+    pub lookups: Vec<Arc<Lookup>>,
     /// The stream's SQL.
     pub sql_text: String,
     /// The planner.
@@ -136,6 +143,9 @@ impl Listening {
     }
 }
 
+/// How long a start waits for a lookup that was never loaded before it is tried again.
+const LOOKUP_WAIT: Duration = Duration::from_secs(5);
+
 /// Batches that are taken from the queue into one commit at most.
 const GATHER_MAX: usize = 64;
 
@@ -149,7 +159,13 @@ impl Part for StreamPart {
             Err(error) => return Exit::Failed(error),
         };
         match self.work(&mut stream).await {
-            Ok(()) => Exit::Done,
+            Ok(()) => {
+                // Its readers' input ends with its own.
+                if let Some(upstream) = &self.upstream {
+                    upstream.readers.clear();
+                }
+                Exit::Done
+            }
             Err(error) => Exit::Failed(error),
         }
     }
@@ -166,11 +182,16 @@ impl StreamPart {
     /// Builds the engine's state from the stored progress and the rows after it.
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
-        let windowed = self.spec.window.is_some();
         let query = self
-            .sql
-            .plan(&self.sql_text, &self.spec.tables, windowed)
+            .spec
+            .plan(&self.sql, &self.sql_text, &self.lookups)
             .map_err(|e| format!("SQL: {e}"))?;
+        for lookup in query.lookups() {
+            // Its rows are in the log meanwhile: none is joined with a table that is not there.
+            if timeout(LOOKUP_WAIT, lookup.loaded()).await.is_err() {
+                return Err(format!("the lookup `{}` was never loaded", lookup.name()));
+            }
+        }
         // All rows that were queued before this commit are readable after it.
         self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
         let now = self.clock.now();
@@ -181,6 +202,9 @@ impl StreamPart {
         };
         let mut stream = stream.map_err(|e| e.to_string())?;
         self.counts.before.get_or_init(|| stream.counts());
+        if let Some(upstream) = &mut self.upstream {
+            upstream.resume(self.store.log_end(&self.name), stream.counts().results);
+        }
         for table in 0..self.tables.len() {
             let from = stream.progress().replay_from[table];
             self.read_log(&mut stream, table, from, None).await?;
@@ -262,7 +286,7 @@ impl StreamPart {
     }
 
     fn feeds_down(&self) -> bool {
-        self.spec.sources.iter().any(|(_, device)| self.feeds.is_down(device))
+        self.heard.iter().any(|device| self.feeds.is_down(device))
     }
 
     /// Applies rows from the queue. Rows that were read from the log already are passed over; rows
@@ -316,6 +340,10 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         for output in effects.results {
+            if let Some(upstream) = &self.upstream {
+                let rows = upstream.rows(&output, now);
+                commit.rows.push(rows.map_err(|e| format!("a result makes no row: {e}"))?);
+            }
             let window = output.window.map(|w| (w.start, w.end));
             for target in &self.targets {
                 let bodies = bodies(
@@ -368,7 +396,12 @@ impl StreamPart {
             replay_from: named(progress.replay_from),
         });
         self.shown.send_replace(Some(stream.counts()));
-        self.commit(commit, false).await
+        let rows = commit.rows.iter().map(|rows| (rows.position, rows.batch.clone())).collect();
+        self.commit(commit, false).await?;
+        if let Some(upstream) = &self.upstream {
+            upstream.hand_on(rows).await;
+        }
+        Ok(())
     }
 
     async fn commit(&self, commit: Commit, durable: bool) -> Result<(), String> {

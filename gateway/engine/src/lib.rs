@@ -6,6 +6,7 @@
 
 pub mod baseline;
 pub mod encode;
+pub mod lookup;
 pub mod sql;
 pub mod store;
 pub mod stream;
@@ -15,8 +16,9 @@ pub mod window;
 mod bytes;
 mod functions;
 
-pub use sql::{Query, Sql, SqlError, TableSchema};
+pub use lookup::Lookup;
+pub use sql::{Query, Sql, SqlError, TableSchema, Tables, latest_names};
 pub use stream::{
-    Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
+    Counts, Effects, Event, LateRows, Latest, Output, Progress, Stream, StreamError, StreamSpec,
 };
 pub use window::{Bounds, Window};

@@ -30,6 +30,8 @@ pub(crate) struct Source {
 pub(crate) struct Watermark {
     lateness: i64,
     idle_after: i64,
+    /// How far behind the clock rows may come without being late, beside `lateness`.
+    lag: i64,
     now: i64,
     sources: Vec<Source>,
     /// By table, then by device.
@@ -58,6 +60,7 @@ impl Watermark {
         Self {
             lateness,
             idle_after,
+            lag: 0,
             now,
             sources: Vec::new(),
             index: vec![HashMap::new(); tables],
@@ -72,6 +75,12 @@ impl Watermark {
         }
     }
 
+    /// Stays so far behind the clock where the clock is followed: rows come only after windows of
+    /// other streams have closed.
+    pub(crate) fn set_lag(&mut self, lag: i64) {
+        self.lag = lag;
+    }
+
     /// Adds a source that is known beforehand, or gives it the mark that it had before a restart.
     pub(crate) fn declare(&mut self, table: usize, device: &str, high: Option<i64>, keep: bool) {
         let source = self.source(table, device);
@@ -79,12 +88,13 @@ impl Watermark {
         source.high = source.high.max(high);
         source.declared |= keep;
         self.newest = self.newest.max(high.unwrap_or(i64::MIN));
-        self.settle();
     }
 
-    /// Takes over the watermark from before a restart.
+    /// Takes over the watermark from before a restart, when all sources of then are declared: the
+    /// first of them alone would raise it above the slowest.
     pub(crate) fn resume(&mut self, watermark: Option<i64>) {
         self.current = self.current.max(watermark);
+        self.settle();
     }
 
     pub(crate) fn current(&self) -> Option<i64> {
@@ -155,7 +165,7 @@ impl Watermark {
     /// show that their source lives, and must not be late for not having been heard until now.
     pub(crate) fn follow(&mut self) {
         if self.known && !self.held && self.sources.iter().all(|source| !source.active) {
-            self.raise(self.now.saturating_sub(self.lateness));
+            self.raise(self.now.saturating_sub(self.lateness).saturating_sub(self.lag));
         }
     }
 
@@ -229,7 +239,8 @@ impl Watermark {
 
     /// When the clock, followed because all sources are idle, brings the watermark to `time`.
     pub(crate) fn clock_reaches(&self, time: i64) -> Option<i64> {
-        (self.known && !self.held).then(|| time.saturating_add(self.lateness))
+        let reached = time.saturating_add(self.lateness).saturating_add(self.lag);
+        (self.known && !self.held).then_some(reached)
     }
 
     fn settle(&mut self) {
@@ -352,6 +363,20 @@ mod tests {
             }
         }
         assert_eq!(marks.current(), expected);
+    }
+
+    /// A stream whose windows of 60 close 10 later feeds this one: when nothing has come for long,
+    /// the clock may be right only about what is 70 old.
+    #[test]
+    fn the_clock_is_followed_at_the_lag_of_what_comes_before() {
+        let mut marks = Watermark::new(1, 2, 100, 1000);
+        marks.set_lag(70);
+        seen(&mut marks, "windows", 900);
+        tick(&mut marks, 1100);
+        assert_eq!(marks.current(), Some(1028), "1100 - 2 - 70");
+        assert_eq!(marks.clock_reaches(1060), Some(1132));
+        // A window that began at 1040 is told at 1110, and is not late.
+        assert_eq!(seen(&mut marks, "windows", 1040), Some(1038));
     }
 
     #[test]

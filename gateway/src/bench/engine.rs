@@ -101,6 +101,9 @@ fn ours(batches: &[RecordBatch]) -> anyhow::Result<f64> {
         window: Some(Window::Tumbling { size: WINDOW_US, offset: 0 }),
         allowed_lateness: 0,
         idle_after: 5_000_000,
+        lag: 0,
+        side_tables: 0,
+        latest: vec![],
         memory_max: MEMORY,
     };
     let mut stream = Stream::new(spec, query, 0)?;

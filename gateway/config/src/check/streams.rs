@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Checker, PlannedTable, Results, SqlPlanner, SqlProblem, path_of};
+use super::{Checker, Results, SqlPlanner, SqlProblem, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
@@ -11,7 +11,8 @@ use crate::{Route, StreamSection, Window};
 impl Checker<'_> {
     pub(super) fn streams(&mut self, planner: &dyn SqlPlanner) -> Results {
         let mut results = Results::new();
-        for (index, stream) in self.document.streams.iter().enumerate() {
+        for index in self.stream_order(planner) {
+            let stream = &self.document.streams[index];
             let path = path_of("streams").then(index);
             let tables_known = self.from(stream, &path);
             self.routes(&stream.to, &path.then("to"));
@@ -21,23 +22,21 @@ impl Checker<'_> {
             if self.is_damaged("streams", &stream.name) {
                 continue;
             }
-            if stream.to.is_empty() {
+            if stream.to.is_empty() && !self.is_read(stream, planner) {
                 let message = format!("the results of `{}` go nowhere", stream.name);
-                let hint = "name a sink: `to: [ { sink: … } ]`";
+                let hint = "name a sink, `to: [ { sink: … } ]`, or let another stream read it";
                 self.say(Code::NoSink, &path.then("to"), message, Some(hint));
             }
             self.window(stream, &path);
             if !tables_known {
                 continue;
             }
-            let tables: Vec<_> = self
-                .tables
-                .iter()
-                .filter(|t| stream.from.iter().any(|name| name.as_str() == t.name))
-                .map(|t| PlannedTable { name: &t.name, schema: t.columns.clone() })
-                .collect();
+            let Some(tables) = self.planned_tables(stream, planner, &path) else {
+                continue;
+            };
             match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
                 Ok(schema) => {
+                    self.becomes_table(stream, &schema);
                     results.insert(index, schema);
                 }
                 Err(problem) => self.sql(&path.then("sql"), problem),
@@ -68,21 +67,29 @@ impl Checker<'_> {
         usable
     }
 
-    /// Notes a table that is none; a device or a stream of that name is a common slip.
+    /// Notes a table that is none; a device or a lookup of that name is a common slip. False where
+    /// SQL cannot be planned against it.
     fn reads(&mut self, table: &crate::Name, path: &Path) -> bool {
+        if self.tables.iter().any(|t| t.name == table.as_str()) {
+            return true;
+        }
+        if self.document.streams.iter().any(|s| s.name == *table) {
+            return self.reads_stream(table, path);
+        }
+        if self.is_damaged("streams", table) || self.is_damaged("lookups", table) {
+            return false;
+        }
         let device = self.document.devices.iter().find(|d| d.name == *table);
-        let known = self.tables.iter().any(|t| t.name == table.as_str());
         let hint = match device {
-            Some(device) if !known => {
-                format!(
-                    "the device `{table}` puts its rows into the table `{}`",
-                    device.table_name()
-                )
+            Some(device) => format!(
+                "the device `{table}` puts its rows into the table `{}`",
+                device.table_name()
+            ),
+            None if self.document.lookups.iter().any(|l| l.name == *table) => {
+                "a lookup has no rows that come: leave it out here, and join it in the SQL"
+                    .to_owned()
             }
-            _ if !known && self.document.streams.iter().any(|s| s.name == *table) => {
-                "streams cannot read other streams yet".to_owned()
-            }
-            _ => return self.refers("table", "tables", table, path),
+            None => return self.refers("table", "tables", table, path),
         };
         self.say(Code::UnknownName, path, format!("there is no table `{table}`"), Some(&hint));
         false
@@ -141,7 +148,7 @@ impl Checker<'_> {
         }
     }
 
-    fn sql(&mut self, path: &Path, problem: SqlProblem) {
+    pub(super) fn sql(&mut self, path: &Path, problem: SqlProblem) {
         let SqlProblem { message, position, hint } = problem;
         let spans = &self.loaded.spans;
         let found = match position {

@@ -14,13 +14,14 @@ mod planner;
 mod refusals;
 #[cfg(test)]
 mod shapes;
+mod sides;
 
+use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::catalog::{
     CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList,
     MemorySchemaProvider, SchemaProvider,
@@ -41,11 +42,14 @@ use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
 use futures::{FutureExt, TryStreamExt};
 
 pub use error::SqlError;
+pub use sides::{Tables, latest_names};
 
 use crate::functions::{self, BoundsCell};
+use crate::lookup::Lookup;
 use crate::window::Bounds;
 use feed::Feed;
 use planner::CountingPlanner;
+use sides::Sides;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,30 +102,43 @@ impl Sql {
         tables: &[TableSchema],
         windowed: bool,
     ) -> Result<Query, SqlError> {
+        self.plan_with(sql, &Tables { from: tables, latest: &[], lookups: &[] }, windowed)
+    }
+
+    /// The same where SQL may also look at each device's last row, by `latest('…')`, and at
+    /// lookups. Without a window these are all that may be joined: each row stays by itself.
+    pub fn plan_with(
+        &self,
+        sql: &str,
+        tables: &Tables<'_>,
+        windowed: bool,
+    ) -> Result<Query, SqlError> {
         guard::check(sql, windowed)?;
         let cell = Arc::new(BoundsCell::default());
-        let feeds: Vec<Arc<Feed>> =
-            tables.iter().map(|table| Arc::new(Feed::new(Arc::clone(&table.schema)))).collect();
+        let feed = |table: &TableSchema| Arc::new(Feed::new(Arc::clone(&table.schema)));
+        let feeds: Vec<Arc<Feed>> = tables.from.iter().map(feed).collect();
         let planner = Arc::new(CountingPlanner::default());
-        let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
+        let mut sides = Sides::new(tables, &feeds)?;
+        let state = self.state(tables, &sides, windowed.then_some(&cell), &planner)?;
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
+            futures::executor::block_on(Planned::new(&state, sql, tables, &sides, windowed))
         })?;
-        Ok(Query { windowed, feeds, cell, context: state.task_ctx(), plan, planner })
+        sides.note(&plan.physical)?;
+        let context = state.task_ctx();
+        Ok(Query { windowed, feeds, sides, warm: None, cell, context, plan, planner })
     }
 
     fn state(
         &self,
-        tables: &[TableSchema],
-        feeds: &[Arc<Feed>],
+        tables: &Tables<'_>,
+        sides: &Sides,
         window: Option<&Arc<BoundsCell>>,
         planner: &Arc<CountingPlanner>,
     ) -> Result<SessionState, SqlError> {
         let schema = MemorySchemaProvider::new();
-        for (table, feed) in tables.iter().zip(feeds) {
-            let provider = StreamingTable::try_new(Arc::clone(&table.schema), vec![feed.clone()])?;
-            if schema.register_table(table.name.clone(), Arc::new(provider))?.is_some() {
-                return Err(SqlError::new(format!("table `{}` is given twice", table.name)));
+        for (name, provider) in sides.named(tables) {
+            if schema.register_table(name.clone(), provider)?.is_some() {
+                return Err(SqlError::new(format!("table `{name}` is given twice")));
             }
         }
         let catalog = MemoryCatalogProvider::new();
@@ -142,6 +159,7 @@ impl Sql {
             .with_scalar_functions(scalars)
             .with_aggregate_functions(aggregates)
             .with_window_functions(SessionStateDefaults::default_window_functions())
+            .with_table_function_list(vec![sides.function()])
             .build())
     }
 }
@@ -205,18 +223,26 @@ fn end_of(sql: &str) -> (u64, u64) {
 struct Planned {
     logical: LogicalPlan,
     physical: Arc<dyn ExecutionPlan>,
+    /// Rows have to be computed one by one, or their order would be lost.
+    by_row: bool,
 }
 
 impl Planned {
     async fn new(
         state: &SessionState,
         sql: &str,
-        tables: &[TableSchema],
+        tables: &Tables<'_>,
+        sides: &Sides,
         windowed: bool,
     ) -> Result<Self, SqlError> {
         let known = || {
-            let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
-            format!("tables of this stream: {}", names.join(", "))
+            let names: Vec<&str> = tables.from.iter().map(|t| t.name.as_str()).collect();
+            let lookups: Vec<&str> = tables.lookups.iter().map(|l| l.name()).collect();
+            let tables = format!("tables of this stream: {}", names.join(", "));
+            if lookups.is_empty() {
+                return tables;
+            }
+            format!("{tables}; lookups: {}", lookups.join(", "))
         };
         let dialect = &state.config_options().sql_parser.dialect;
         let statement = state.sql_to_statement(sql, dialect).map_err(|error| {
@@ -243,19 +269,37 @@ impl Planned {
             .with_allow_statements(false)
             .verify_plan(&plan)
             .map_err(|_| check::not_a_select())?;
-        check::plan(&plan, windowed)
+        check::plan(&plan, windowed, sides)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
         let logical = state.optimize(&plan)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
-        Ok(Self { logical, physical: feed::in_order(physical)? })
+        let physical = feed::in_order(physical)?;
+        let (physical, by_row) =
+            if windowed { (physical, false) } else { sides.keep_order(physical)? };
+        Ok(Self { logical, physical, by_row })
     }
 }
+
+/// A plan that ran without a window, whose joins still have the tables beside the rows as they built
+/// them: a batch of one row is not to cost a look at each row of a lookup.
+#[derive(Debug)]
+struct Warm {
+    plan: Arc<dyn ExecutionPlan>,
+    /// Of the tables beside the rows.
+    version: u64,
+    runs: u32,
+}
+
+/// Runs of a plan that is not reset at most: its metrics grow with each.
+const WARM_RUNS: u32 = 1_000;
 
 /// A planned SELECT.
 #[derive(Debug)]
 pub struct Query {
     windowed: bool,
     feeds: Vec<Arc<Feed>>,
+    sides: Sides,
+    warm: Option<Warm>,
     cell: Arc<BoundsCell>,
     context: Arc<TaskContext>,
     plan: Planned,
@@ -280,11 +324,34 @@ impl Query {
         } else {
             "stateless: each row is filtered and shaped by itself, and nothing is kept"
         };
+        let latest = self.sides.latest().map(|name| format!("latest('{name}')"));
+        let lookups = self.sides.lookups().map(|lookup| lookup.name().to_owned());
+        let beside: Vec<String> = latest.chain(lookups).collect();
+        let beside = match beside.as_slice() {
+            [] => String::new(),
+            beside => format!("; looks at {}", beside.join(", ")),
+        };
         format!(
-            "mode: {mode}\nlogical plan:\n{}\nphysical plan:\n{}",
+            "mode: {mode}{beside}\nlogical plan:\n{}\nphysical plan:\n{}",
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
+    }
+
+    /// The lookups that the SQL reads. One that was never loaded is empty.
+    pub fn lookups(&self) -> impl Iterator<Item = &Arc<Lookup>> {
+        self.sides.lookups()
+    }
+
+    /// The columns that the SQL reads of what `latest` reads, by index as given to
+    /// [`Sql::plan_with`].
+    pub(crate) fn latest_columns(&self, index: usize) -> BTreeSet<usize> {
+        self.sides.latest_columns(index)
+    }
+
+    /// Gives `latest` its rows, which stay until there are others.
+    pub(crate) fn set_latest(&mut self, index: usize, rows: RecordBatch) {
+        self.sides.set_latest(index, rows);
     }
 
     /// How often a physical plan was made for this query: 1, however often it ran.
@@ -307,25 +374,55 @@ impl Query {
     ) -> Result<Vec<RecordBatch>, SqlError> {
         assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
         assert_eq!(bounds.is_some(), self.windowed, "bounds exactly where there is a window");
-        for (feed, rows) in self.feeds.iter().zip(inputs) {
-            feed.fill(rows);
-        }
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
+        self.sides.fill_lookups();
         // Nothing that a run touches outlives it, so a panic leaves nothing half done.
-        let result = AssertUnwindSafe(self.run()).catch_unwind().await.unwrap_or_else(|_| {
+        let run = AssertUnwindSafe(self.run_over(inputs));
+        let result = run.catch_unwind().await.unwrap_or_else(|_| {
             Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
         });
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }
+        self.sides.clear_lookups();
         result
     }
 
+    /// Runs the plan over all rows at once, or over each by itself.
+    async fn run_over(
+        &mut self,
+        inputs: Vec<Vec<RecordBatch>>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        if !self.plan.by_row {
+            for (feed, rows) in self.feeds.iter().zip(inputs) {
+                feed.fill(rows);
+            }
+            return self.run().await;
+        }
+        let mut results = Vec::new();
+        for (feed, batches) in self.feeds.clone().into_iter().zip(inputs) {
+            for batch in batches {
+                for row in 0..batch.num_rows() {
+                    feed.fill(vec![batch.slice(row, 1)]);
+                    results.extend(self.run().await?);
+                }
+            }
+            feed.fill(Vec::new());
+        }
+        Ok(results)
+    }
+
     /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
-    async fn run(&self) -> Result<Vec<RecordBatch>, SqlError> {
-        let plan = reset_plan_states(Arc::clone(&self.plan.physical))?;
+    async fn run(&mut self) -> Result<Vec<RecordBatch>, SqlError> {
+        let version = self.sides.version();
+        let warm = self.warm.take();
+        let warm = warm.filter(|warm| warm.version == version && warm.runs < WARM_RUNS);
+        let (plan, runs) = match warm {
+            Some(warm) => (warm.plan, warm.runs),
+            None => (reset_plan_states(Arc::clone(&self.plan.physical))?, 0),
+        };
         let mut results = Vec::new();
         for partition in 0..plan.output_partitioning().partition_count() {
             let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
@@ -334,6 +431,10 @@ impl Query {
                     results.push(batch);
                 }
             }
+        }
+        // Rows that come are on the probe side of every join, of which nothing is kept.
+        if !self.windowed && !self.plan.by_row && self.sides.are_read() {
+            self.warm = Some(Warm { plan, version, runs: runs + 1 });
         }
         Ok(results)
     }

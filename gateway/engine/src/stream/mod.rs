@@ -8,6 +8,7 @@
 mod aligned;
 mod border;
 mod frames;
+mod latest;
 mod progress;
 mod refill;
 mod rows;
@@ -18,12 +19,15 @@ use std::collections::BTreeSet;
 
 use arrow::record_batch::RecordBatch;
 
-pub use border::{Counts, Effects, Event, LateRows, Output, Progress, StreamError, StreamSpec};
+pub use border::{
+    Counts, Effects, Event, LateRows, Latest, Output, Progress, StreamError, StreamSpec,
+};
 
 use crate::sql::{Query, SqlError, TableSchema};
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
 use frames::{Closed, Frames};
+use latest::Last;
 use progress::Saved;
 use refill::{Arrival, Refill};
 use rows::{Columns, quality_runs};
@@ -36,6 +40,7 @@ pub struct Stream {
     watermark: Watermark,
     /// Open windows; `None` for SQL over each batch.
     frames: Option<Frames>,
+    last: Last,
     refill: Option<Refill>,
     processed: Vec<u64>,
     next_seq: u64,
@@ -51,7 +56,7 @@ impl Stream {
         if let Some(problem) = spec.window.as_ref().and_then(Window::problem) {
             return input(problem);
         }
-        if spec.allowed_lateness < 0 || spec.idle_after < 0 {
+        if spec.allowed_lateness < 0 || spec.idle_after < 0 || spec.lag < 0 {
             return input("a negative span".into());
         }
         if query.windowed() != spec.window.is_some() {
@@ -60,8 +65,9 @@ impl Stream {
         for table in &spec.tables {
             rows::time_column(table)?;
         }
-        let tables = spec.tables.len();
+        let tables = spec.tables_in_from();
         let mut watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
+        watermark.set_lag(spec.lag);
         for (table, device) in &spec.sources {
             if *table >= tables {
                 return input(format!("source `{device}` belongs to no table"));
@@ -71,8 +77,9 @@ impl Stream {
         Ok(Self {
             watermark,
             frames: spec.window.as_ref().map(|window| Frames::new(window, tables)),
+            last: Last::new(&spec, &query)?,
             refill: None,
-            processed: vec![0; tables],
+            processed: vec![0; spec.tables.len()],
             next_seq: 1,
             counts: Counts::default(),
             spec,
@@ -104,13 +111,15 @@ impl Stream {
             }
         }
         for (table, device, high) in &saved.sources {
-            if let Some(table) = index(&saved.tables[*table as usize].0) {
+            let table = index(&saved.tables[*table as usize].0);
+            if let Some(table) = table.filter(|table| *table < stream.spec.tables_in_from()) {
                 stream.watermark.declare(table, device, *high, false);
             }
         }
         stream.watermark.resume(saved.watermark);
         stream.next_seq = saved.next_seq;
         stream.counts = saved.counts();
+        stream.last.load(&saved.latest)?;
         let changed = saved.fingerprint != fingerprint(&stream.spec);
         if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
             frames.load(&saved.frames)?;
@@ -151,14 +160,46 @@ impl Stream {
             }
         };
         for arrival in waiting {
-            if self.frames.is_some() {
-                self.assign(&arrival, &mut effects)?;
-            } else {
-                self.pass(&arrival, &mut effects).await?;
-            }
+            self.take(arrival, &mut effects).await?;
         }
         self.close(&mut effects).await;
         Ok(effects)
+    }
+
+    /// Applies the rows of an arrival that are new.
+    async fn take(&mut self, arrival: Arrival, effects: &mut Effects) -> Result<(), StreamError> {
+        let table = arrival.table;
+        let new = arrival.row_at(self.processed[table]);
+        if table >= self.spec.tables_in_from() {
+            self.last.note(&arrival, new)?;
+            self.processed[table] = self.processed[table].max(arrival.end());
+            return Ok(());
+        }
+        if !self.last.looks_at(table) {
+            return self.take_rows(&arrival, effects).await;
+        }
+        // What the SQL sees by `latest` must not depend on which rows came in one batch.
+        for row in new..arrival.columns.len() {
+            let one = arrival.columns.batch().slice(row, 1);
+            let columns = Columns::new(&self.spec.tables[table], &one)?;
+            let one = Arrival { table, position: arrival.position + row as u64, columns };
+            self.last.note(&one, 0)?;
+            self.take_rows(&one, effects).await?;
+            self.close(effects).await;
+        }
+        Ok(())
+    }
+
+    async fn take_rows(
+        &mut self,
+        arrival: &Arrival,
+        effects: &mut Effects,
+    ) -> Result<(), StreamError> {
+        if self.frames.is_some() {
+            self.assign(arrival, effects)
+        } else {
+            self.pass(arrival, effects).await
+        }
     }
 
     /// What to make durable with the effects of all events so far.
@@ -193,6 +234,7 @@ impl Stream {
             tables: tables.collect(),
             sources: self.watermark.sources().iter().map(source).collect(),
             frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
+            latest: self.last.save().to_vec(),
         };
         Progress { state: saved.write(), processed: self.processed.clone(), replay_from }
     }
@@ -237,6 +279,7 @@ impl Stream {
     fn needed(&self, table: usize) -> u64 {
         match &self.refill {
             Some(refill) => refill.from[table],
+            None if table >= self.spec.tables_in_from() => self.processed[table],
             None => {
                 let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
                 first.unwrap_or(self.processed[table])
@@ -291,8 +334,9 @@ impl Stream {
     async fn compute(&mut self, closed: Closed, effects: &mut Effects) {
         let Closed { bounds, batches, settled, quality } = closed;
         let parts = batches.into_iter().zip(&self.spec.tables);
-        let inputs: Result<Vec<_>, _> =
-            parts.map(|(part, table)| rows::in_time_order(part, table)).collect();
+        let shown = self.last.show(&mut self.query);
+        let inputs: Result<Vec<_>, _> = shown
+            .and_then(|()| parts.map(|(part, table)| rows::in_time_order(part, table)).collect());
         let result = match inputs {
             Ok(inputs) => self.query.execute(inputs, Some(bounds)).await,
             Err(error) => Err(SqlError::from(datafusion::error::DataFusionError::from(error))),
@@ -312,8 +356,9 @@ impl Stream {
         let new = arrival.row_at(self.processed[*table]);
         self.counts.accepted += (columns.len() - new) as u64;
         self.processed[*table] = self.processed[*table].max(arrival.end());
+        self.last.show(&mut self.query).map_err(|e| StreamError::Input(e.to_string()))?;
         for (start, end, quality) in quality_runs(columns, new) {
-            let mut inputs = vec![Vec::new(); self.spec.tables.len()];
+            let mut inputs = vec![Vec::new(); self.spec.tables_in_from()];
             inputs[*table].push(columns.batch().slice(start, end - start));
             let rows = (end - start) as u64;
             match self.query.execute(inputs, None).await {
@@ -355,7 +400,8 @@ impl Stream {
 /// What must be the same for rows to find their windows again.
 fn fingerprint(spec: &StreamSpec) -> u32 {
     let mut text = spec.window.as_ref().map_or_else(|| "none".to_owned(), Window::definition);
-    let columns: BTreeSet<&str> = spec.tables.iter().map(|t| t.time_column.as_str()).collect();
+    let tables = &spec.tables[..spec.tables_in_from()];
+    let columns: BTreeSet<&str> = tables.iter().map(|t| t.time_column.as_str()).collect();
     for column in columns {
         text.push(' ');
         text.push_str(column);

@@ -15,6 +15,10 @@ const VERSION_WITHOUT_SECTIONS: u8 = 1;
 const BASE: u8 = 1;
 /// What [`Frames::save`](super::frames::Frames::save) gave.
 const FRAMES: u8 = 2;
+/// What [`Last::save`](super::latest::Last::save) gave.
+const LATEST: u8 = 5;
+/// The tags that are known here.
+const TAGS: [u8; 3] = [BASE, FRAMES, LATEST];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -37,6 +41,8 @@ pub(super) struct Saved {
     pub(super) sources: Vec<(u32, String, Option<i64>)>,
     /// Open windows, where rows alone do not tell them.
     pub(super) frames: Vec<u8>,
+    /// Last rows that the SQL looks at.
+    pub(super) latest: Vec<u8>,
 }
 
 impl Saved {
@@ -55,7 +61,7 @@ impl Saved {
 
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames)] {
+        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames), (LATEST, &self.latest)] {
             if !bytes.is_empty() {
                 out.push(tag);
                 put_length(&mut out, bytes.len());
@@ -105,21 +111,22 @@ impl Saved {
             VERSION_WITHOUT_SECTIONS => return Self::read_base(rest),
             version => return refused(format!("version {version}, not {VERSION}")),
         }
-        let mut sections: [Option<&[u8]>; 2] = [None; 2];
+        let mut sections: [Option<&[u8]>; TAGS.len()] = [None; TAGS.len()];
+        let place = |tag: u8| TAGS.iter().position(|known| *known == tag);
         while !rest.0.is_empty() {
             let tag = rest.take::<1>()?[0];
             let length = rest.u32()? as usize;
             let bytes = rest.bytes(length)?;
-            let place = usize::from(tag).checked_sub(1).and_then(|at| sections.get_mut(at));
-            match place {
+            match place(tag).and_then(|at| sections.get_mut(at)) {
                 Some(place @ None) => *place = Some(bytes),
                 Some(Some(_)) => return refused(format!("section {tag} stands twice")),
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let section = |tag: u8| sections[usize::from(tag) - 1].unwrap_or_default();
+        let section = |tag: u8| place(tag).and_then(|at| sections[at]).unwrap_or_default();
         let mut saved = Self::read_base(Reader(section(BASE)))?;
         saved.frames = section(FRAMES).to_vec();
+        saved.latest = section(LATEST).to_vec();
         Ok(saved)
     }
 
@@ -173,7 +180,7 @@ pub(super) fn put_option(out: &mut Vec<u8>, value: Option<i64>) {
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn bytes(&mut self, length: usize) -> Result<&'a [u8], StreamError> {
+    pub(super) fn bytes(&mut self, length: usize) -> Result<&'a [u8], StreamError> {
         let (taken, rest) =
             self.0.split_at_checked(length).ok_or(StreamError::Progress("cut short".into()))?;
         self.0 = rest;
@@ -230,12 +237,14 @@ mod tests {
             tables: vec![("m".into(), 3, 1), ("größe".into(), u64::MAX, 0)],
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
+            latest: vec![4, 5],
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let frames = 1 + 4 + 3;
-        for length in (0..bytes.len()).filter(|length| *length != bytes.len() - frames) {
+        let latest = bytes.len() - (1 + 4 + 2);
+        let frames = latest - (1 + 4 + 3);
+        for length in (0..bytes.len()).filter(|length| ![frames, latest].contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
         for garbage in [&[0][..], &[7, 0, 0, 0, 0], &[0, 0, 0, 0, 0], &[2, 0, 0, 0, 0]] {

@@ -54,7 +54,10 @@ impl Stream {
         };
         let table = arrival.table;
         let known = arrival.row_at(refill.until[table]);
-        refill.refilled += frames.refill(&arrival, known, refill.closed)?;
+        // Rows that are only looked at are in no window.
+        if table < self.spec.tables_in_from() {
+            refill.refilled += frames.refill(&arrival, known, refill.closed)?;
+        }
         if arrival.end() >= refill.until[table] {
             refill.done[table] = true;
         }
