@@ -13,6 +13,7 @@ pub mod cable;
 pub mod chain;
 pub mod cli;
 pub mod clock;
+mod code_pages;
 pub mod control;
 pub mod demo;
 pub mod gate;
