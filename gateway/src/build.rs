@@ -123,11 +123,7 @@ pub fn stream_spec(
         side_tables: 0,
         latest: Vec::new(),
         sources: Vec::new(),
-        window: stream.window.as_ref().map(|window| match window {
-            WindowConfig::Tumbling(t) => {
-                Window::Tumbling { size: t.size.micros(), offset: t.offset.micros() }
-            }
-        }),
+        window: stream.window.as_ref().map(window),
         allowed_lateness: stream.allowed_lateness.micros(),
         idle_after: micros(stream.effective_idle_after(document)),
         lag: micros(stream.lag(document)),
@@ -187,6 +183,38 @@ pub fn lookups(document: &Document) -> Vec<Arc<Lookup>> {
 
 fn stream_schema(name: &str, columns: &SchemaRef) -> TableSchema {
     TableSchema { name: name.to_owned(), schema: columns.clone(), time_column: "time".to_owned() }
+}
+
+/// A window as the engine knows it.
+fn window(window: &WindowConfig) -> Window {
+    match window {
+        WindowConfig::Tumbling(t) => {
+            Window::Tumbling { size: t.size.micros(), offset: t.offset.micros() }
+        }
+        WindowConfig::Hopping(h) => Window::Hopping {
+            size: h.size.micros(),
+            step: h.step.micros(),
+            offset: h.offset.micros(),
+        },
+        WindowConfig::Cumulative(c) => {
+            Window::Cumulative { size: c.size.micros(), step: c.step.micros() }
+        }
+        WindowConfig::Sliding(s) => {
+            Window::Sliding { size: s.size.micros(), delay: s.delay.micros() }
+        }
+        WindowConfig::Session(s) => Window::Session {
+            gap: s.gap.micros(),
+            length_max: s.length_max.map(Span::micros),
+            by: s.by.clone(),
+        },
+        WindowConfig::Count(c) => Window::Count { rows: c.rows, step: c.effective_step() },
+        WindowConfig::State(s) => Window::State {
+            begin: s.begin.clone(),
+            end: s.end.clone(),
+            by: s.by.clone(),
+            length_max: s.length_max.micros(),
+        },
+    }
 }
 
 fn table_schema(table: &TableConfig, event_time: EventTime) -> TableSchema {

@@ -43,7 +43,7 @@ impl StreamTables {
             }
             let spec = stream_spec(document, stream, stream.event_time, &tables);
             let lookups = lookups(document);
-            let planned = spec.plan(sql, &stream.sql, &lookups).map_err(|e| e.to_string());
+            let planned = spec.plan_with(sql, &stream.sql, &lookups).map_err(|e| e.to_string());
             let columns = planned.and_then(|query| {
                 let (name, result) = (stream.name.as_str(), query.schema());
                 let table = stream_table(name, &result, stream.window.is_some());

@@ -35,19 +35,26 @@ impl SqlPlanner for EnginePlanner {
             .map(|table| Arc::new(Lookup::new(&table.name, table.schema.clone())))
             .collect();
         let tables = Tables { from: &from, latest: &latest, lookups: &lookups };
-        let engine = self.0.get_or_init(|| Sql::new(PLAN_MEMORY));
-        let planned = match engine {
-            Ok(engine) => engine.plan_with(sql, &tables, windowed).map(|query| query.schema()),
-            Err(error) => Err(error.clone()),
-        };
-        planned.map_err(|error| SqlProblem {
-            message: error.message,
-            position: error.position,
-            hint: error.hint,
-        })
+        let planned = self.engine().and_then(|engine| engine.plan_with(sql, &tables, windowed));
+        planned.map(|query| query.schema()).map_err(problem)
+    }
+
+    fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem> {
+        let planned = self.engine().and_then(|engine| engine.condition(text, columns));
+        planned.map(drop).map_err(problem)
     }
 
     fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))> {
         latest_names(sql)
     }
+}
+
+impl EnginePlanner {
+    fn engine(&self) -> Result<&Sql, SqlError> {
+        self.0.get_or_init(|| Sql::new(PLAN_MEMORY)).as_ref().map_err(SqlError::clone)
+    }
+}
+
+fn problem(error: SqlError) -> SqlProblem {
+    SqlProblem { message: error.message, position: error.position, hint: error.hint }
 }

@@ -184,7 +184,7 @@ impl StreamPart {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
         let query = self
             .spec
-            .plan(&self.sql, &self.sql_text, &self.lookups)
+            .plan_with(&self.sql, &self.sql_text, &self.lookups)
             .map_err(|e| format!("SQL: {e}"))?;
         for lookup in query.lookups() {
             // Its rows are in the log meanwhile: none is joined with a table that is not there.
@@ -298,7 +298,7 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         let Positioned { table, position, batch } = rows;
-        let expected = stream.progress().processed[table];
+        let expected = stream.processed(table);
         let end = position + batch.num_rows() as u64;
         if end <= expected {
             return Ok(());

@@ -44,7 +44,7 @@ pub async fn run(document: &Document, sql: &Sql, test: &StreamTest) -> Result<Ou
     let event_time = test.event_time.unwrap_or(section.event_time);
     let spec = stream_spec(document, section, event_time, &StreamTables::plan(document, sql));
     let lookups = loaded_lookups(document).await?;
-    let query = spec.plan(sql, &section.sql, &lookups).map_err(|e| e.to_string())?;
+    let query = spec.plan_with(sql, &section.sql, &lookups).map_err(|e| e.to_string())?;
     let mut stream = Stream::new(spec.clone(), query, START).map_err(|e| e.to_string())?;
     let (mut rows, mut late, mut now) = (Vec::new(), 0, START);
     let mut positions = vec![0; spec.tables.len()];

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
-use crate::{Device, Document, StreamSection};
+use crate::{Device, Document, Span, StreamSection, Window};
 
 /// Names in `latest('…')` of a SQL text.
 pub type Latest<'a> = &'a dyn Fn(&str) -> Vec<String>;
@@ -160,6 +160,24 @@ impl StreamSection {
     /// they follow the clock. Zero where it reads devices alone.
     pub fn lag(&self, document: &Document) -> Duration {
         document.lags().get(self.name.as_str()).copied().unwrap_or_default()
+    }
+}
+
+impl Window {
+    /// From a row to the end of its window at most, where that is bounded.
+    fn length(&self) -> Duration {
+        match self {
+            Self::Tumbling(window) => window.size.duration(),
+            Self::Hopping(window) => window.size.duration(),
+            Self::Cumulative(window) => window.size.duration(),
+            Self::Sliding(window) => window.size.duration() + window.delay.duration(),
+            Self::Session(window) => {
+                let longest = window.length_max.map_or(Duration::ZERO, Span::duration);
+                window.gap.duration() + longest
+            }
+            Self::Count(_) => Duration::ZERO,
+            Self::State(window) => window.length_max.duration(),
+        }
     }
 }
 

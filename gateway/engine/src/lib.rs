@@ -17,7 +17,7 @@ mod bytes;
 mod functions;
 
 pub use lookup::Lookup;
-pub use sql::{Query, Sql, SqlError, TableSchema, Tables, latest_names};
+pub use sql::{Condition, Query, Sql, SqlError, TableSchema, Tables, latest_names, rows_where};
 pub use stream::{
     Counts, Effects, Event, LateRows, Latest, Output, Progress, Stream, StreamError, StreamSpec,
 };

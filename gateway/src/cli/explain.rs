@@ -50,7 +50,7 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
     let (tables, lookups) = (StreamTables::plan(document, &sql), lookups(document));
     for stream in streams {
         let spec = stream_spec(document, stream, stream.event_time, &tables);
-        let query = match spec.plan(&sql, &stream.sql, &lookups) {
+        let query = match spec.plan_with(&sql, &stream.sql, &lookups) {
             Ok(query) => query,
             Err(error) => {
                 eprintln!("tidegate: stream {}: {error}", stream.name);

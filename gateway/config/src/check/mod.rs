@@ -26,6 +26,7 @@ mod lookups;
 mod shared;
 mod sinks;
 mod streams;
+mod windows;
 
 /// A table as SQL is planned against it.
 #[derive(Debug, Clone)]
@@ -62,6 +63,9 @@ pub trait SqlPlanner {
 
     /// The names in `latest('…')` of a text, each once, with the line and column of the first.
     fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))>;
+
+    /// Plans a condition over rows of these columns.
+    fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem>;
 }
 
 /// Why SQL cannot be planned.

@@ -31,6 +31,9 @@ impl Checker<'_> {
             if !tables_known {
                 continue;
             }
+            if let Some(window) = &stream.window {
+                self.window_columns(planner, stream, window, &path);
+            }
             let Some(tables) = self.planned_tables(stream, planner, &path) else {
                 continue;
             };
@@ -129,6 +132,9 @@ impl Checker<'_> {
             self.say(Code::SpanRange, &path.then("idle_after"), message, Some(hint));
         }
         let Some(Window::Tumbling(tumbling)) = &stream.window else {
+            if let Some(window) = &stream.window {
+                self.window_lengths(stream, window, path);
+            }
             return;
         };
         let path = path.then("window").then("tumbling");

@@ -53,6 +53,16 @@ impl SqlPlanner for Planner {
         let name = after.split('\'').next().unwrap().to_owned();
         vec![(name, (1, u32::try_from(before.len()).unwrap() + 1))]
     }
+
+    /// Understands `a > 1`, where `a` is a column.
+    fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem> {
+        let name = text.split(' ').next().expect("a word");
+        if columns.field_with_name(name).is_ok() {
+            return Ok(());
+        }
+        let message = format!("there is no column {name}");
+        Err(SqlProblem { message, position: Some((1, 1)), hint: None })
+    }
 }
 
 /// Refuses all SQL, at a place that is hardly there.
@@ -66,6 +76,10 @@ impl SqlPlanner for Refusing {
 
     fn latest(&self, _: &str) -> Vec<(String, (u32, u32))> {
         Vec::new()
+    }
+
+    fn condition(&self, _: &str, _: &SchemaRef) -> Result<(), SqlProblem> {
+        unreachable!("no stream is planned")
     }
 }
 

@@ -6,6 +6,7 @@
 //! Source: design page "The engine", sections A stream and Execution; DataFusion 55.2.
 
 mod check;
+mod condition;
 mod error;
 mod feed;
 mod guard;
@@ -15,6 +16,7 @@ mod refusals;
 #[cfg(test)]
 mod shapes;
 mod sides;
+mod together;
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -35,12 +37,14 @@ use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SessionStateDefaults, context::SQLOptions};
 use datafusion::logical_expr::{LogicalPlan, ScalarUDF};
 use datafusion::physical_plan::execution_plan::reset_plan_states;
+use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, displayable};
 use datafusion::prelude::SessionConfig;
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
 use futures::{FutureExt, TryStreamExt};
 
+pub use condition::{Condition, rows_where};
 pub use error::SqlError;
 pub use sides::{Tables, latest_names};
 
@@ -50,6 +54,7 @@ use crate::window::Bounds;
 use feed::Feed;
 use planner::CountingPlanner;
 use sides::Sides;
+use together::Twin;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,8 +129,15 @@ impl Sql {
             futures::executor::block_on(Planned::new(&state, sql, tables, &sides, windowed))
         })?;
         sides.note(&plan.physical)?;
-        let context = state.task_ctx();
-        Ok(Query { windowed, feeds, sides, warm: None, cell, context, plan, planner })
+        let (context, conditions) = (state.task_ctx(), Vec::new());
+        let (warm, twin) = (None, None);
+        Ok(Query { windowed, feeds, sides, warm, cell, context, plan, planner, conditions, twin })
+    }
+
+    /// A state that knows no table.
+    fn bare_state(&self, window: Option<&Arc<BoundsCell>>) -> Result<SessionState, SqlError> {
+        let none = Tables { from: &[], latest: &[], lookups: &[] };
+        self.state(&none, &Sides::new(&none, &[])?, window, &Arc::default())
     }
 
     fn state(
@@ -221,6 +233,8 @@ fn end_of(sql: &str) -> (u64, u64) {
 
 #[derive(Debug)]
 struct Planned {
+    /// As it came from the SQL text.
+    text: LogicalPlan,
     logical: LogicalPlan,
     physical: Arc<dyn ExecutionPlan>,
     /// Rows have to be computed one by one, or their order would be lost.
@@ -276,7 +290,7 @@ impl Planned {
         let physical = feed::in_order(physical)?;
         let (physical, by_row) =
             if windowed { (physical, false) } else { sides.keep_order(physical)? };
-        Ok(Self { logical, physical, by_row })
+        Ok(Self { text: plan, logical, physical, by_row })
     }
 }
 
@@ -304,9 +318,50 @@ pub struct Query {
     context: Arc<TaskContext>,
     plan: Planned,
     planner: Arc<CountingPlanner>,
+    /// Those of the stream's window.
+    conditions: Vec<Condition>,
+    /// What computes many windows at once.
+    twin: Option<Twin>,
 }
 
 impl Query {
+    /// Makes it compute many windows in one execution, where its SQL is such that this gives the
+    /// same; otherwise they are computed one by one.
+    pub(crate) fn with_twin(mut self, sql: &Sql) -> Result<Self, SqlError> {
+        let [feed] = &self.feeds[..] else {
+            return Ok(self);
+        };
+        if self.sides.are_read() {
+            return Ok(self);
+        }
+        let (table, output) = (feed.schema(), self.plan.physical.schema());
+        let state = sql.bare_state(Some(&self.cell))?;
+        let twin = Twin::of(&self.plan.text, table, &output, &state);
+        self.twin = on_a_deep_stack(|| Ok(futures::executor::block_on(twin)))?;
+        Ok(self)
+    }
+
+    /// Makes it compute windows one by one.
+    #[cfg(test)]
+    pub(crate) fn without_twin(self) -> Self {
+        Self { twin: None, ..self }
+    }
+
+    /// Whether it computes many windows in one execution.
+    pub fn computes_together(&self) -> bool {
+        self.twin.is_some()
+    }
+
+    /// Adds the conditions of the stream's window.
+    pub(crate) fn with_conditions(self, conditions: Vec<Condition>) -> Self {
+        Self { conditions, ..self }
+    }
+
+    /// The conditions of the stream's window, in the order in which it has them.
+    pub(crate) fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+
     /// The columns of the result.
     pub fn schema(&self) -> SchemaRef {
         self.plan.physical.schema()
@@ -324,6 +379,10 @@ impl Query {
         } else {
             "stateless: each row is filtered and shaped by itself, and nothing is kept"
         };
+        let together = match &self.twin {
+            Some(_) => "; windows that are over together are computed in one execution",
+            None => "",
+        };
         let latest = self.sides.latest().map(|name| format!("latest('{name}')"));
         let lookups = self.sides.lookups().map(|lookup| lookup.name().to_owned());
         let beside: Vec<String> = latest.chain(lookups).collect();
@@ -332,7 +391,7 @@ impl Query {
             beside => format!("; looks at {}", beside.join(", ")),
         };
         format!(
-            "mode: {mode}{beside}\nlogical plan:\n{}\nphysical plan:\n{}",
+            "mode: {mode}{together}{beside}\nlogical plan:\n{}\nphysical plan:\n{}",
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
@@ -378,11 +437,7 @@ impl Query {
             self.cell.set(bounds);
         }
         self.sides.fill_lookups();
-        // Nothing that a run touches outlives it, so a panic leaves nothing half done.
-        let run = AssertUnwindSafe(self.run_over(inputs));
-        let result = run.catch_unwind().await.unwrap_or_else(|_| {
-            Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
-        });
+        let result = unpanicked(self.run_over(inputs)).await;
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }
@@ -399,14 +454,14 @@ impl Query {
             for (feed, rows) in self.feeds.iter().zip(inputs) {
                 feed.fill(rows);
             }
-            return self.run().await;
+            return self.run_own().await;
         }
         let mut results = Vec::new();
         for (feed, batches) in self.feeds.clone().into_iter().zip(inputs) {
             for batch in batches {
                 for row in 0..batch.num_rows() {
                     feed.fill(vec![batch.slice(row, 1)]);
-                    results.extend(self.run().await?);
+                    results.extend(self.run_own().await?);
                 }
             }
             feed.fill(Vec::new());
@@ -414,8 +469,46 @@ impl Query {
         Ok(results)
     }
 
-    /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
-    async fn run(&mut self) -> Result<Vec<RecordBatch>, SqlError> {
+    /// Runs the query over many windows at once, in order: for each its bounds, and how many of the
+    /// rows of the one table are its. Gives back the rows of each. An error says that one of them
+    /// failed, not which.
+    ///
+    /// # Panics
+    /// Where the query does not compute windows together.
+    pub(crate) async fn execute_together(
+        &mut self,
+        inputs: Vec<Vec<RecordBatch>>,
+        windows: Vec<(Bounds, usize)>,
+    ) -> Result<Vec<Vec<RecordBatch>>, SqlError> {
+        assert_eq!(inputs.len(), 1, "a query over one table");
+        let failed = |error| SqlError::from(DataFusionError::from(error));
+        let (mut results, lacks_empty) = match &self.twin {
+            None => return Err(SqlError::new("this query computes one window at a time")),
+            Some(twin) => {
+                twin.fill(&inputs[0], &windows).map_err(failed)?;
+                let result = unpanicked(self.run(&twin.physical)).await;
+                twin.clear();
+                (twin.split(result?, windows.len()).map_err(failed)?, twin.lacks_empty())
+            }
+        };
+        let mut first = 0;
+        for (result, (bounds, rows)) in results.iter_mut().zip(windows) {
+            if result.is_empty() && lacks_empty {
+                let all = inputs[0].iter();
+                let own = all.map(|batch| batch.slice(first, rows)).collect();
+                *result = self.execute(vec![own], Some(bounds)).await?;
+            }
+            first += rows;
+        }
+        Ok(results)
+    }
+
+    /// Runs the query's own plan, with what its joins built the last time where that still holds.
+    async fn run_own(&mut self) -> Result<Vec<RecordBatch>, SqlError> {
+        // Rows that come are on the probe side of every join, of which nothing is kept.
+        if self.windowed || self.plan.by_row || !self.sides.are_read() {
+            return self.run(&self.plan.physical).await;
+        }
         let version = self.sides.version();
         let warm = self.warm.take();
         let warm = warm.filter(|warm| warm.version == version && warm.runs < WARM_RUNS);
@@ -423,6 +516,18 @@ impl Query {
             Some(warm) => (warm.plan, warm.runs),
             None => (reset_plan_states(Arc::clone(&self.plan.physical))?, 0),
         };
+        let results = self.run_on(&plan).await?;
+        self.warm = Some(Warm { plan, version, runs: runs + 1 });
+        Ok(results)
+    }
+
+    /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
+    async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        self.run_on(&reset_plan_states(Arc::clone(plan))?).await
+    }
+
+    /// Runs a plan that is ready to run.
+    async fn run_on(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
         let mut results = Vec::new();
         for partition in 0..plan.output_partitioning().partition_count() {
             let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
@@ -432,10 +537,13 @@ impl Query {
                 }
             }
         }
-        // Rows that come are on the probe side of every join, of which nothing is kept.
-        if !self.windowed && !self.plan.by_row && self.sides.are_read() {
-            self.warm = Some(Warm { plan, version, runs: runs + 1 });
-        }
         Ok(results)
     }
+}
+
+/// Nothing that a run touches outlives it, so a panic leaves nothing half done.
+async fn unpanicked<T>(run: impl Future<Output = Result<T, SqlError>>) -> Result<T, SqlError> {
+    AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|_| {
+        Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
+    })
 }

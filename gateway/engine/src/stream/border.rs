@@ -54,8 +54,19 @@ impl StreamSpec {
         self.tables.len().saturating_sub(self.side_tables)
     }
 
-    /// Plans the stream's SQL against its tables and these lookups.
-    pub fn plan(&self, sql: &Sql, text: &str, lookups: &[Arc<Lookup>]) -> Result<Query, SqlError> {
+    /// Plans the stream's SQL, and the conditions of its window; many windows are computed at once
+    /// where there are many.
+    pub fn plan(&self, sql: &Sql, text: &str) -> Result<Query, SqlError> {
+        self.plan_with(sql, text, &[])
+    }
+
+    /// The same where the SQL may look at these lookups.
+    pub fn plan_with(
+        &self,
+        sql: &Sql,
+        text: &str,
+        lookups: &[Arc<Lookup>],
+    ) -> Result<Query, SqlError> {
         let latest = self.latest.iter().filter_map(|latest| {
             let table = self.tables.get(latest.table)?;
             Some(TableSchema { name: latest.name.clone(), ..table.clone() })
@@ -63,7 +74,17 @@ impl StreamSpec {
         let latest: Vec<TableSchema> = latest.collect();
         let from = &self.tables[..self.tables_in_from()];
         let tables = Tables { from, latest: &latest, lookups };
-        sql.plan_with(text, &tables, self.window.is_some())
+        let query = sql.plan_with(text, &tables, self.window.is_some())?;
+        let conditions = match (&self.window, self.tables.first()) {
+            (Some(Window::State { begin, end, .. }), Some(table)) => {
+                let plan = |text: &String| sql.condition(text, &table.schema);
+                vec![plan(begin)?, plan(end)?]
+            }
+            _ => Vec::new(),
+        };
+        let query = query.with_conditions(conditions);
+        let alone = self.window.as_ref().is_none_or(Window::is_aligned);
+        if alone { Ok(query) } else { query.with_twin(sql) }
     }
 }
 
@@ -154,7 +175,8 @@ pub struct Counts {
     pub windowed: u64,
     /// Rows whose windows were all closed when they came.
     pub late: u64,
-    /// Without a window: rows that the SQL left out.
+    /// Rows that are in no window between two conditions; without a window, rows that the SQL left
+    /// out.
     pub filtered: u64,
     /// Rows of batches whose SQL failed, or whose last window's did.
     pub failed: u64,

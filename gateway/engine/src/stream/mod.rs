@@ -7,11 +7,18 @@
 
 mod aligned;
 mod border;
+mod counted;
 mod frames;
+mod kept;
+mod keyed;
+mod keys;
 mod latest;
+mod order;
 mod progress;
 mod refill;
 mod rows;
+mod runs;
+mod sliding;
 #[cfg(test)]
 mod tests;
 
@@ -53,9 +60,6 @@ impl Stream {
     pub fn new(spec: StreamSpec, query: Query, now: i64) -> Result<Self, StreamError> {
         let input =
             |what: String| Err(StreamError::Input(format!("stream `{}`: {what}", spec.name)));
-        if let Some(problem) = spec.window.as_ref().and_then(Window::problem) {
-            return input(problem);
-        }
         if spec.allowed_lateness < 0 || spec.idle_after < 0 || spec.lag < 0 {
             return input("a negative span".into());
         }
@@ -76,7 +80,7 @@ impl Stream {
         }
         Ok(Self {
             watermark,
-            frames: spec.window.as_ref().map(|window| Frames::new(window, tables)),
+            frames: Frames::new(&spec, &query)?,
             last: Last::new(&spec, &query)?,
             refill: None,
             processed: vec![0; spec.tables.len()],
@@ -239,6 +243,14 @@ impl Stream {
         Progress { state: saved.write(), processed: self.processed.clone(), replay_from }
     }
 
+    /// The next log position of a table to apply.
+    ///
+    /// # Panics
+    /// Where there is no such table.
+    pub fn processed(&self, table: usize) -> u64 {
+        self.processed[table]
+    }
+
     /// The ledger.
     pub fn counts(&self) -> Counts {
         let frames = self.frames.as_ref();
@@ -277,14 +289,14 @@ impl Stream {
 
     /// Lowest log position of a table that is still needed.
     fn needed(&self, table: usize) -> u64 {
-        match &self.refill {
-            Some(refill) => refill.from[table],
-            None if table >= self.spec.tables_in_from() => self.processed[table],
-            None => {
-                let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
-                first.unwrap_or(self.processed[table])
-            }
+        if let Some(refill) = &self.refill {
+            return refill.from[table];
         }
+        if table >= self.spec.tables_in_from() {
+            return self.processed[table];
+        }
+        let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
+        first.unwrap_or(self.processed[table])
     }
 
     /// Checks rows before anything changes.
@@ -323,11 +335,21 @@ impl Stream {
         if self.refill.is_some() {
             return;
         }
-        let Some(mark) = self.watermark.current() else {
-            return;
-        };
-        while let Some(closed) = self.frames.as_mut().and_then(|frames| frames.close(mark)) {
-            self.compute(closed, effects).await;
+        let mark = self.watermark.current();
+        if let Some(mark) = mark {
+            while let Some(closed) = self.frames.as_mut().and_then(|frames| frames.close(mark)) {
+                self.compute(closed, effects).await;
+            }
+        }
+        while let Some(run) = self.frames.as_mut().and_then(|frames| frames.close_run(mark)) {
+            self.compute_run(run, effects).await;
+        }
+        if let Some(settled) = self.frames.as_mut().map(Frames::settled) {
+            self.counts.windowed += settled.windowed;
+            self.counts.filtered += settled.filtered;
+            for (rows, error) in settled.failed {
+                self.fail(None, rows, error, effects);
+            }
         }
     }
 
@@ -400,11 +422,14 @@ impl Stream {
 /// What must be the same for rows to find their windows again.
 fn fingerprint(spec: &StreamSpec) -> u32 {
     let mut text = spec.window.as_ref().map_or_else(|| "none".to_owned(), Window::definition);
-    let tables = &spec.tables[..spec.tables_in_from()];
-    let columns: BTreeSet<&str> = tables.iter().map(|t| t.time_column.as_str()).collect();
-    for column in columns {
+    let from = &spec.tables[..spec.tables_in_from()];
+    let columns: BTreeSet<&str> = from.iter().map(|t| t.time_column.as_str()).collect();
+    // Where open windows are saved, rows are named by the table's place among these.
+    let named = spec.window.as_ref().is_some_and(|window| !window.is_aligned());
+    let tables = from.iter().filter(|_| named).map(|table| table.name.as_str());
+    for word in columns.into_iter().chain(tables) {
         text.push(' ');
-        text.push_str(column);
+        text.push_str(word);
     }
     crc32fast::hash(text.as_bytes())
 }

@@ -155,7 +155,8 @@ impl Saved {
             }
             saved.sources.push(source);
         }
-        if rest.0.is_empty() { Ok(saved) } else { Err(StreamError::Progress("too long".into())) }
+        rest.end()?;
+        Ok(saved)
     }
 }
 
@@ -207,6 +208,11 @@ impl<'a> Reader<'a> {
             [1] => Ok(Some(i64::from_le_bytes(self.take()?))),
             [other] => Err(StreamError::Progress(format!("an option marked {other}"))),
         }
+    }
+
+    /// Refuses what is left.
+    pub(super) fn end(&self) -> Result<(), StreamError> {
+        if self.0.is_empty() { Ok(()) } else { Err(StreamError::Progress("too long".into())) }
     }
 
     pub(super) fn text(&mut self) -> Result<String, StreamError> {

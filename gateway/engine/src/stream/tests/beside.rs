@@ -40,7 +40,7 @@ fn looks(mut spec: StreamSpec, name: &str, table: usize, device: Option<&str>) -
 }
 
 fn planned(spec: &StreamSpec, sql: &str, lookups: &[Arc<Lookup>]) -> Query {
-    spec.plan(&Sql::new(64 << 20).unwrap(), sql, lookups).unwrap()
+    spec.plan_with(&Sql::new(64 << 20).unwrap(), sql, lookups).unwrap()
 }
 
 fn started(spec: StreamSpec, sql: &str) -> Stream {
@@ -256,7 +256,8 @@ fn what_needs_more_than_one_row_is_refused_beside_lookups_too() {
     let (lookup, _) = limits(&[]);
     let spec = looks(spec_of(&["m", "o"], 0, None), "o", 1, None);
     let refused = |sql: &str| {
-        let planned = spec.plan(&Sql::new(1 << 20).unwrap(), sql, std::slice::from_ref(&lookup));
+        let planned =
+            spec.plan_with(&Sql::new(1 << 20).unwrap(), sql, std::slice::from_ref(&lookup));
         planned.map(|query| query.explain()).unwrap_err()
     };
     for (sql, message, hint) in [
