@@ -127,7 +127,7 @@ pub fn stream_spec(
         allowed_lateness: stream.allowed_lateness.micros(),
         idle_after: micros(stream.effective_idle_after(document)),
         lag: micros(stream.lag(document)),
-        memory_max: document.limits.memory.len() / 2 / document.streams.len().max(1),
+        memory_max: document.stream_memory().len(),
     };
     let schema = |name: &str| match devices.iter().find(|table| table.name == name) {
         Some(table) => Some(table_schema(table, event_time)),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use arrow::array::{
     Array, ArrayRef, AsArray, RecordBatch, StringArray, TimestampMicrosecondArray, UInt64Array,
+    new_null_array,
 };
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, SchemaRef, TimeUnit, TimestampMicrosecondType};
@@ -150,11 +151,11 @@ fn rows(
                 let seqs = *first_seq..first_seq.saturating_add(len as u64);
                 Ok(Arc::new(UInt64Array::from_iter_values(seqs)) as ArrayRef)
             }
+            // Results of the SQL of before, which ends its own windows, may have other columns.
             other => {
-                let column = batch.column_by_name(other).ok_or_else(|| {
-                    ArrowError::SchemaError(format!("the result has no column `{other}`"))
-                })?;
-                Ok(Arc::clone(column))
+                let own = batch.column_by_name(other);
+                let own = own.and_then(|own| cast(own, field.data_type()).ok());
+                Ok(own.unwrap_or_else(|| new_null_array(field.data_type(), len)))
             }
         })
         .collect();

@@ -3,13 +3,20 @@
 use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{PlannedTable, SqlPlanner, SqlProblem, TableKind};
-use tidegate_engine::{Lookup, Sql, SqlError, TableSchema, Tables, latest_names};
+use tidegate_config::{Document, PlannedTable, SqlPlanner, SqlProblem, StreamSection, TableKind};
+use tidegate_engine::{Lookup, Mode, Sql, SqlError, TableSchema, Tables, latest_names};
 
-/// Plans SQL for `check`, without executing anything. The engine is set up with the first SQL, so
-/// that a document without any needs none.
+use crate::build::{lookups, stream_spec};
+use crate::chain::StreamTables;
+
+/// Plans SQL for `check` of one document, without executing anything. The engine is set up with the
+/// first SQL, so that a document without any needs none.
 #[derive(Default)]
-pub struct EnginePlanner(OnceLock<Result<Sql, SqlError>>);
+pub struct EnginePlanner {
+    engine: OnceLock<Result<Sql, SqlError>>,
+    /// The columns of the streams that others read.
+    streams: OnceLock<StreamTables>,
+}
 
 /// Memory that planning may use; nothing is executed.
 const PLAN_MEMORY: usize = 16 << 20;
@@ -39,6 +46,16 @@ impl SqlPlanner for EnginePlanner {
         planned.map(|query| query.schema()).map_err(problem)
     }
 
+    fn keeps_rows(&self, document: &Document, stream: &StreamSection) -> Option<String> {
+        let engine = self.engine().ok()?;
+        let tables = self.streams.get_or_init(|| StreamTables::plan(document, engine));
+        let spec = stream_spec(document, stream, stream.event_time, tables);
+        match spec.plan_with(engine, &stream.sql, &lookups(document)).ok()?.mode() {
+            Mode::Recompute { reason } => Some(reason.clone()),
+            Mode::Stateless | Mode::Incremental => None,
+        }
+    }
+
     fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem> {
         let planned = self.engine().and_then(|engine| engine.condition(text, columns));
         planned.map(drop).map_err(problem)
@@ -51,7 +68,7 @@ impl SqlPlanner for EnginePlanner {
 
 impl EnginePlanner {
     fn engine(&self) -> Result<&Sql, SqlError> {
-        self.0.get_or_init(|| Sql::new(PLAN_MEMORY)).as_ref().map_err(SqlError::clone)
+        self.engine.get_or_init(|| Sql::new(PLAN_MEMORY)).as_ref().map_err(SqlError::clone)
     }
 }
 

@@ -24,6 +24,7 @@ pub mod table;
 pub mod test_case;
 mod window;
 
+mod held;
 mod render;
 mod repair;
 mod similar;
@@ -48,7 +49,7 @@ pub use sink::{
     Priority, ReplayMark, ReplayOrder, SinkDriver, SinkReplay, SinkSection, SinkStore, WhenFull,
 };
 pub use span::{Position, Spans};
-pub use stream::{EventTime, LateRoute, Route, StreamSection, Sync, Tumbling, Window};
+pub use stream::{EventTime, LateRoute, OnChange, Route, StreamSection, Sync, Tumbling, Window};
 pub use table::{RESERVED_COLUMNS, Table};
 pub use test_case::{Expect, Scalar, StreamTest, TestRow};
 pub use tidegate_drivers::types::{Bytes, Name, Rate, Secret, Span};

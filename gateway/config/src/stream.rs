@@ -39,6 +39,10 @@ pub struct StreamSection {
     /// When results are made durable.
     #[serde(default)]
     pub sync: Sync,
+    /// What becomes of windows that are open when the SQL is changed and cannot go on with what
+    /// their rows were folded into.
+    #[serde(default)]
+    pub on_change: OnChange,
     /// One SELECT over the tables in `from`.
     pub sql: String,
     /// The sinks that results go to.
@@ -119,6 +123,18 @@ pub enum Sync {
     Interval,
     /// At once, with a commit of their own: slower, and more wear of flash.
     Each,
+}
+
+/// What becomes of open windows whose rows were folded for other SQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnChange {
+    /// The old SQL gives their results at once; rows that come after the change are computed by the
+    /// new one.
+    #[default]
+    Close,
+    /// Their rows are counted as dropped.
+    Drop,
 }
 
 /// A sink that results go to.

@@ -16,8 +16,11 @@ pub mod window;
 mod bytes;
 mod functions;
 
+pub use functions::function_names;
 pub use lookup::Lookup;
-pub use sql::{Condition, Query, Sql, SqlError, TableSchema, Tables, latest_names, rows_where};
+pub use sql::{
+    Condition, Mode, Query, Sql, SqlError, TableSchema, Tables, latest_names, rows_where,
+};
 pub use stream::{
     Counts, Effects, Event, LateRows, Latest, Output, Progress, Stream, StreamError, StreamSpec,
 };

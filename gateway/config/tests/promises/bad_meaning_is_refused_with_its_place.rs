@@ -212,6 +212,30 @@ fn kinds_of_windows() {
     ]);
 }
 
+/// A row of 56 bytes each second (time, two short texts, number, value), for 30 days: 138.4 MiB.
+#[test]
+fn windows_whose_rows_do_not_fit() {
+    let window = |sql: &str, size: &str| {
+        let sql = format!("{sql}\n    window: {{ {size} }}");
+        SOUND.replace("SELECT level FROM waves", &sql)
+    };
+    let median = "SELECT level AS median FROM waves";
+    cases(&[
+        (&window("SELECT level FROM waves", "tumbling: { size: 30d }"), &[]),
+        (&window(median, "tumbling: { size: 1h }"), &[]),
+        (
+            &window(median, "tumbling: { size: 30d }"),
+            &[("E0405", 11, 13, "about 139 MiB at the rates of its devices, more than the 64MiB")],
+        ),
+        (
+            &window(median, "hopping: { size: 30d, step: 1h }"),
+            &[("E0405", 11, 13, "because median() needs all rows")],
+        ),
+        (&window(median, "session: { gap: 30d }"), &[]),
+        (&window(median, "count: { rows: 2000000 }"), &[("E0405", 11, 13, "about 107 MiB")]),
+    ]);
+}
+
 #[test]
 fn streams() {
     let window =

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use tidegate_config::{
-    Environment, Loaded, PlannedTable, Problems, SourceFile, SqlPlanner, SqlProblem, load_and_check,
+    Document, Environment, Loaded, PlannedTable, Problems, SourceFile, SqlPlanner, SqlProblem,
+    StreamSection, load_and_check,
 };
 
 /// Understands `SELECT a, b AS c FROM t`: enough to tell which columns come out. Refuses `SELEC`,
@@ -54,6 +55,11 @@ impl SqlPlanner for Planner {
         vec![(name, (1, u32::try_from(before.len()).unwrap() + 1))]
     }
 
+    /// Where the SQL speaks of a median.
+    fn keeps_rows(&self, _: &Document, stream: &StreamSection) -> Option<String> {
+        stream.sql.contains("median").then(|| "median() needs all rows".to_owned())
+    }
+
     /// Understands `a > 1`, where `a` is a column.
     fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem> {
         let name = text.split(' ').next().expect("a word");
@@ -76,6 +82,10 @@ impl SqlPlanner for Refusing {
 
     fn latest(&self, _: &str) -> Vec<(String, (u32, u32))> {
         Vec::new()
+    }
+
+    fn keeps_rows(&self, _: &Document, _: &StreamSection) -> Option<String> {
+        None
     }
 
     fn condition(&self, _: &str, _: &SchemaRef) -> Result<(), SqlProblem> {

@@ -11,7 +11,7 @@ use datafusion::logical_expr::{Expr, Join, LogicalPlan};
 
 use super::SqlError;
 use super::sides::Sides;
-use crate::functions::GOOD_RATIO;
+use crate::functions::OF_ROWS;
 
 /// Column names that the `meta` envelope adds.
 const RESERVED: [&str; 3] = ["_id", "_quality", "_replayed"];
@@ -78,12 +78,10 @@ fn refuse_expressions(node: &LogicalPlan) -> Option<SqlError> {
                     placeholder.id
                 ))),
                 Expr::AggregateFunction(call)
-                    if call.func.name() == GOOD_RATIO && call.params.distinct =>
+                    if OF_ROWS.contains(&call.func.name()) && call.params.distinct =>
                 {
-                    Some(
-                        SqlError::new("good_ratio(DISTINCT …) has no meaning")
-                            .hint("drop DISTINCT"),
-                    )
+                    let message = format!("{}(DISTINCT …) has no meaning", call.func.name());
+                    Some(SqlError::new(message).hint("drop DISTINCT"))
                 }
                 _ => return Ok(TreeNodeRecursion::Continue),
             };

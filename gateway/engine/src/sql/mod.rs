@@ -10,12 +10,18 @@ mod condition;
 mod error;
 mod feed;
 mod guard;
+mod incremental;
+mod mode;
+#[cfg(test)]
+mod pieces;
 mod planner;
+mod pool;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod shapes;
 mod sides;
+mod timed;
 mod together;
 
 use std::collections::BTreeSet;
@@ -31,7 +37,6 @@ use datafusion::catalog::{
 use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
-use datafusion::execution::memory_pool::GreedyMemoryPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SessionStateDefaults, context::SQLOptions};
@@ -46,13 +51,16 @@ use futures::{FutureExt, TryStreamExt};
 
 pub use condition::{Condition, rows_where};
 pub use error::SqlError;
+pub use mode::Mode;
 pub use sides::{Tables, latest_names};
 
-use crate::functions::{self, BoundsCell};
+use crate::functions::{self, BoundsCell, Memory};
 use crate::lookup::Lookup;
-use crate::window::Bounds;
+use crate::window::{Bounds, Window};
 use feed::Feed;
-use planner::CountingPlanner;
+use incremental::{Incremental, Refusal};
+pub(crate) use planner::CountingPlanner;
+use pool::Bounded;
 use sides::Sides;
 use together::Twin;
 
@@ -90,7 +98,7 @@ impl Sql {
     pub fn new(memory_max: usize) -> Result<Self, SqlError> {
         let disk = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
         let runtime = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(GreedyMemoryPool::new(memory_max)))
+            .with_memory_pool(Arc::new(Bounded::new(memory_max)))
             .with_disk_manager_builder(disk)
             .build_arc()?;
         let mut scalars = SessionStateDefaults::default_scalar_functions();
@@ -126,12 +134,33 @@ impl Sql {
         let mut sides = Sides::new(tables, &feeds)?;
         let state = self.state(tables, &sides, windowed.then_some(&cell), &planner)?;
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, &sides, windowed))
+            futures::executor::block_on(Planned::new(&state, sql, tables, &sides, windowed, &cell))
         })?;
         sides.note(&plan.physical)?;
-        let (context, conditions) = (state.task_ctx(), Vec::new());
-        let (warm, twin) = (None, None);
-        Ok(Query { windowed, feeds, sides, warm, cell, context, plan, planner, conditions, twin })
+        let (mode, parts) = match windowed.then(|| Incremental::of(&plan.physical, &feeds)) {
+            None => (Mode::Stateless, None),
+            Some(_) if sides.are_read() => {
+                let reason = "it looks at other tables when the window is over".to_owned();
+                (Mode::Recompute { reason }, None)
+            }
+            Some(Ok(parts)) => (Mode::Incremental, Some(parts)),
+            Some(Err(Refusal::Reason(reason))) => (Mode::Recompute { reason }, None),
+            Some(Err(Refusal::Failed(error))) => return Err(error.into()),
+        };
+        Ok(Query {
+            sql: sql.to_owned(),
+            mode,
+            parts,
+            feeds,
+            sides,
+            warm: None,
+            cell,
+            context: state.task_ctx(),
+            plan,
+            planner,
+            conditions: Vec::new(),
+            twin: None,
+        })
     }
 
     /// A state that knows no table.
@@ -159,6 +188,7 @@ impl Sql {
         catalogs.register_catalog("datafusion".into(), Arc::new(catalog));
 
         let mut scalars = self.scalars.clone();
+        scalars.extend(functions::scalars());
         scalars.extend(window.into_iter().flat_map(functions::window_functions));
         let mut aggregates = SessionStateDefaults::default_aggregate_functions();
         aggregates.extend(functions::aggregates());
@@ -196,6 +226,8 @@ fn config() -> SessionConfig {
     options.execution.collect_statistics = false;
     options.execution.enable_recursive_ctes = false;
     options.execution.planning_concurrency = 1;
+    // A partial aggregation that meets many groups would hand on a state for each row.
+    options.execution.skip_partial_aggregation_probe_ratio_threshold = 2.0;
     // Reserved for merging spilled runs; nothing is spilled, and small pools must be able to sort.
     options.execution.sort_spill_reservation_bytes = 0;
     options.sql_parser.collect_spans = true;
@@ -239,6 +271,7 @@ struct Planned {
     physical: Arc<dyn ExecutionPlan>,
     /// Rows have to be computed one by one, or their order would be lost.
     by_row: bool,
+    memory: Memory,
 }
 
 impl Planned {
@@ -248,6 +281,7 @@ impl Planned {
         tables: &Tables<'_>,
         sides: &Sides,
         windowed: bool,
+        cell: &Arc<BoundsCell>,
     ) -> Result<Self, SqlError> {
         let known = || {
             let names: Vec<&str> = tables.from.iter().map(|t| t.name.as_str()).collect();
@@ -285,12 +319,15 @@ impl Planned {
             .map_err(|_| check::not_a_select())?;
         check::plan(&plan, windowed, sides)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+        let text = plan.clone();
+        let plan = timed::with_times(plan, tables.from)?;
+        let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
         let logical = state.optimize(&plan)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
         let physical = feed::in_order(physical)?;
         let (physical, by_row) =
             if windowed { (physical, false) } else { sides.keep_order(physical)? };
-        Ok(Self { text: plan, logical, physical, by_row })
+        Ok(Self { text, logical, physical, by_row, memory })
     }
 }
 
@@ -310,7 +347,10 @@ const WARM_RUNS: u32 = 1_000;
 /// A planned SELECT.
 #[derive(Debug)]
 pub struct Query {
-    windowed: bool,
+    sql: String,
+    mode: Mode,
+    /// Where it can be computed in pieces.
+    parts: Option<Incremental>,
     feeds: Vec<Arc<Feed>>,
     sides: Sides,
     warm: Option<Warm>,
@@ -336,7 +376,7 @@ impl Query {
         }
         let (table, output) = (feed.schema(), self.plan.physical.schema());
         let state = sql.bare_state(Some(&self.cell))?;
-        let twin = Twin::of(&self.plan.text, table, &output, &state);
+        let twin = Twin::of(&self.plan.text, table, &output, &state, &self.cell);
         self.twin = on_a_deep_stack(|| Ok(futures::executor::block_on(twin)))?;
         Ok(self)
     }
@@ -369,15 +409,28 @@ impl Query {
 
     /// Whether it was planned to run over windows.
     pub fn windowed(&self) -> bool {
-        self.windowed
+        self.mode != Mode::Stateless
+    }
+
+    /// Its text.
+    pub fn sql(&self) -> &str {
+        &self.sql
+    }
+
+    /// How it is computed over windows that are runs of panes; other kinds keep their rows.
+    pub fn mode(&self) -> &Mode {
+        &self.mode
     }
 
     /// How the query is computed and why, and its plans, as text for a person.
     pub fn explain(&self) -> String {
-        let mode = if self.windowed {
-            "recompute: a window's rows are kept, and the whole plan runs over them when it closes"
-        } else {
-            "stateless: each row is filtered and shaped by itself, and nothing is kept"
+        let mode = match &self.mode {
+            Mode::Stateless if self.remembers() => {
+                "by row: each row is filtered and shaped by itself \
+                 and by what functions remember of the rows before"
+                    .to_owned()
+            }
+            mode => mode.to_string(),
         };
         let together = match &self.twin {
             Some(_) => "; windows that are over together are computed in one execution",
@@ -413,6 +466,30 @@ impl Query {
         self.sides.set_latest(index, rows);
     }
 
+    /// Says how the windows are made that this query runs over, before it first runs: functions
+    /// over time need to know where a value holds that came before.
+    pub fn over(&self, window: &Window) {
+        self.cell.over(window);
+    }
+
+    /// Whether it has functions whose results depend on earlier runs, or on the bounds of the window
+    /// that runs: it must run over one window at a time, in order of time.
+    pub fn remembers(&self) -> bool {
+        !self.plan.memory.is_empty()
+    }
+
+    /// What functions remember, for [`Query::remember`] after a restart; empty where there is
+    /// nothing. At most some 1.5 MB for each function.
+    pub fn remembered(&self) -> Vec<u8> {
+        self.plan.memory.save()
+    }
+
+    /// Takes up what [`Query::remembered`] gave, also of other SQL: calls that are the same go on.
+    /// An error says why the bytes cannot be read; then nothing is taken up.
+    pub fn remember(&self, remembered: &[u8]) -> Result<(), &'static str> {
+        self.plan.memory.load(remembered)
+    }
+
     /// How often a physical plan was made for this query: 1, however often it ran.
     pub fn plans(&self) -> u64 {
         self.planner.plans()
@@ -432,17 +509,36 @@ impl Query {
         bounds: Option<Bounds>,
     ) -> Result<Vec<RecordBatch>, SqlError> {
         assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
-        assert_eq!(bounds.is_some(), self.windowed, "bounds exactly where there is a window");
+        assert_eq!(bounds.is_some(), self.windowed(), "bounds exactly where there is a window");
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
         self.sides.fill_lookups();
-        let result = unpanicked(self.run_over(inputs)).await;
+        self.plan.memory.begin();
+        let result = self.run_over(inputs).await;
+        self.settle(result.is_ok());
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }
         self.sides.clear_lookups();
         result
+    }
+
+    /// Runs a plan whose functions may remember something; where it fails they have not.
+    async fn run_once(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        self.plan.memory.begin();
+        let result = self.run(plan).await;
+        self.settle(result.is_ok());
+        result
+    }
+
+    /// Keeps what functions remember of a run that did not fail.
+    fn settle(&self, done: bool) {
+        if done {
+            self.plan.memory.commit();
+        } else {
+            self.plan.memory.rollback();
+        }
     }
 
     /// Runs the plan over all rows at once, or over each by itself.
@@ -486,7 +582,7 @@ impl Query {
             None => return Err(SqlError::new("this query computes one window at a time")),
             Some(twin) => {
                 twin.fill(&inputs[0], &windows).map_err(failed)?;
-                let result = unpanicked(self.run(&twin.physical)).await;
+                let result = self.run(&twin.physical).await;
                 twin.clear();
                 (twin.split(result?, windows.len()).map_err(failed)?, twin.lacks_empty())
             }
@@ -506,7 +602,7 @@ impl Query {
     /// Runs the query's own plan, with what its joins built the last time where that still holds.
     async fn run_own(&mut self) -> Result<Vec<RecordBatch>, SqlError> {
         // Rows that come are on the probe side of every join, of which nothing is kept.
-        if self.windowed || self.plan.by_row || !self.sides.are_read() {
+        if self.windowed() || self.plan.by_row || !self.sides.are_read() {
             return self.run(&self.plan.physical).await;
         }
         let version = self.sides.version();
@@ -516,28 +612,34 @@ impl Query {
             Some(warm) => (warm.plan, warm.runs),
             None => (reset_plan_states(Arc::clone(&self.plan.physical))?, 0),
         };
-        let results = self.run_on(&plan).await?;
+        let results = self.run_as_it_is(&plan).await?;
         self.warm = Some(Warm { plan, version, runs: runs + 1 });
         Ok(results)
     }
 
-    /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
+    /// Runs a plan to its end. It keeps what it built (a join's table, a limit's count); a reset
+    /// copy has nothing.
     async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
-        self.run_on(&reset_plan_states(Arc::clone(plan))?).await
+        self.run_as_it_is(&reset_plan_states(Arc::clone(plan))?).await
     }
 
-    /// Runs a plan that is ready to run.
-    async fn run_on(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
-        let mut results = Vec::new();
-        for partition in 0..plan.output_partitioning().partition_count() {
-            let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
-            while let Some(batch) = stream.try_next().await? {
-                if batch.num_rows() > 0 {
-                    results.push(batch);
+    async fn run_as_it_is(
+        &self,
+        plan: &Arc<dyn ExecutionPlan>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        unpanicked(async {
+            let mut results = Vec::new();
+            for partition in 0..plan.output_partitioning().partition_count() {
+                let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
+                while let Some(batch) = stream.try_next().await? {
+                    if batch.num_rows() > 0 {
+                        results.push(batch);
+                    }
                 }
             }
-        }
-        Ok(results)
+            Ok(results)
+        })
+        .await
     }
 }
 

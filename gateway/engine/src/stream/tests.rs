@@ -3,7 +3,9 @@
 
 mod beside;
 mod kinds;
+mod memory;
 mod overlap;
+mod panes;
 mod properties;
 mod restart;
 mod windows;
