@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{
-    Device, DeviceDriver, Document, Environment, EventTime, LookupSection, Priority, ReplayMark,
-    ReplayOrder, SinkDriver, SinkSection, StreamSection, Table as TableConfig, WhenFull,
-    Window as WindowConfig, resolve_secret,
+    Device, DeviceDriver, Document, Environment, EventTime, Future, LookupSection, Priority,
+    ReplayMark, ReplayOrder, SinkDriver, SinkSection, StreamSection, Table as TableConfig,
+    WhenFull, Window as WindowConfig, resolve_secret,
 };
 use tidegate_drivers::bus::{BusHandle, BusOwner};
 use tidegate_drivers::north::Encode;
@@ -24,7 +24,9 @@ use tidegate_drivers::south::serial::SerialSouth;
 use tidegate_drivers::types::{Rate, Secret, Span};
 use tidegate_drivers::{Fault, North, South};
 use tidegate_engine::store::{self, Layout, SinkLayout, StoreOptions, TableLayout};
-use tidegate_engine::{Latest, Lookup, StreamSpec, TableSchema, Window};
+use tidegate_engine::{
+    Calendar, FutureRule, Latest, Lookup, StreamSpec, TableSchema, Window, Zone,
+};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -123,10 +125,15 @@ pub fn stream_spec(
         side_tables: 0,
         latest: Vec::new(),
         sources: Vec::new(),
-        window: stream.window.as_ref().map(window),
+        window: stream.window.as_ref().map(|kind| window(kind, document)),
         allowed_lateness: stream.allowed_lateness.micros(),
         idle_after: micros(stream.effective_idle_after(document)),
         lag: micros(stream.lag(document)),
+        future: stream.effective_max_future().map(|span| FutureRule {
+            max: span.micros(),
+            restamp: stream.future == Future::Restamp,
+        }),
+        keep_failed: stream.on_error.is_some(),
         memory_max: document.stream_memory().len(),
     };
     let schema = |name: &str| match devices.iter().find(|table| table.name == name) {
@@ -185,11 +192,19 @@ fn stream_schema(name: &str, columns: &SchemaRef) -> TableSchema {
     TableSchema { name: name.to_owned(), schema: columns.clone(), time_column: "time".to_owned() }
 }
 
+/// The window of days by the calendar of a place, where there is one.
+fn days(zone: Option<&str>, size: i64, offset: i64, step: Option<i64>) -> Option<Window> {
+    let days = Calendar::new(Zone::named(zone?)?, size, offset)?;
+    Some(Window::Calendar { days, step })
+}
+
 /// A window as the engine knows it.
-fn window(window: &WindowConfig) -> Window {
-    match window {
+fn window(kind: &WindowConfig, document: &Document) -> Window {
+    match kind {
         WindowConfig::Tumbling(t) => {
-            Window::Tumbling { size: t.size.micros(), offset: t.offset.micros() }
+            let (size, offset) = (t.size.micros(), t.offset.micros());
+            days(kind.zone(document), size, offset, None)
+                .unwrap_or(Window::Tumbling { size, offset })
         }
         WindowConfig::Hopping(h) => Window::Hopping {
             size: h.size.micros(),
@@ -197,7 +212,9 @@ fn window(window: &WindowConfig) -> Window {
             offset: h.offset.micros(),
         },
         WindowConfig::Cumulative(c) => {
-            Window::Cumulative { size: c.size.micros(), step: c.step.micros() }
+            let (size, step) = (c.size.micros(), c.step.micros());
+            days(kind.zone(document), size, 0, Some(step))
+                .unwrap_or(Window::Cumulative { size, step })
         }
         WindowConfig::Sliding(s) => {
             Window::Sliding { size: s.size.micros(), delay: s.delay.micros() }

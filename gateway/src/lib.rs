@@ -28,6 +28,7 @@ pub mod notify;
 pub mod planner;
 pub mod progress;
 pub mod pump;
+pub mod route;
 pub mod running;
 pub mod seal;
 pub mod source;

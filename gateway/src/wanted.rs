@@ -49,11 +49,8 @@ struct OwnWish {
 
 impl OwnWish {
     fn new(document: &Document, stream: &StreamSection, tables: &StreamTables) -> Self {
-        let late = stream.late.iter().flat_map(|late| &late.to);
         let sinks = stream
-            .to
-            .iter()
-            .chain(late)
+            .routes()
             .filter_map(|route| document.sinks.iter().find(|sink| sink.name == route.sink));
         // Whether the name stands there for the lookup is the planner's affair; to begin anew for
         // nothing does no harm.

@@ -102,6 +102,8 @@ impl Timed {
             lag: 0,
             side_tables: 0,
             latest: vec![],
+            future: None,
+            keep_failed: false,
             memory_max: MEMORY,
         };
         let mut query = spec.plan(&Sql::new(MEMORY)?, sql)?;

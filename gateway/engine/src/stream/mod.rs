@@ -10,6 +10,7 @@ mod blocks;
 mod border;
 mod counted;
 mod frames;
+mod judge;
 mod kept;
 mod keyed;
 mod keys;
@@ -31,7 +32,8 @@ use arrow::record_batch::RecordBatch;
 use bytes::Bytes;
 
 pub use border::{
-    Counts, Effects, Event, LateRows, Latest, Output, Progress, StreamError, StreamSpec,
+    Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Latest, Output, Progress,
+    StreamError, StreamSpec,
 };
 
 use crate::sql::{Query, SqlError, TableSchema};
@@ -43,6 +45,10 @@ use latest::Last;
 use progress::{Plan, Saved};
 use refill::{Arrival, Refill};
 use rows::{Columns, quality_runs};
+
+/// So far behind the others, in microseconds, a source may be for good, however little rows may be
+/// ahead: an hour, for what a link held back.
+const BEHIND_MIN: i64 = 3_600_000_000;
 
 /// The state of one stream.
 #[derive(Debug)]
@@ -59,6 +65,8 @@ pub struct Stream {
     processed: Vec<u64>,
     next_seq: u64,
     counts: Counts,
+    /// The latest that the clock has ever said.
+    clock_high: i64,
 }
 
 impl Stream {
@@ -67,7 +75,8 @@ impl Stream {
     pub fn new(spec: StreamSpec, query: Query, now: i64) -> Result<Self, StreamError> {
         let input =
             |what: String| Err(StreamError::Input(format!("stream `{}`: {what}", spec.name)));
-        if spec.allowed_lateness < 0 || spec.idle_after < 0 || spec.lag < 0 {
+        let future = spec.future.map_or(0, |rule| rule.max);
+        if spec.allowed_lateness < 0 || spec.idle_after < 0 || spec.lag < 0 || future < 0 {
             return input("a negative span".into());
         }
         if query.windowed() != spec.window.is_some() {
@@ -80,7 +89,9 @@ impl Stream {
             query.over(window);
         }
         let tables = spec.tables_in_from();
-        let mut watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
+        let watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
+        let behind_max = spec.future.map(|rule| rule.max.max(BEHIND_MIN));
+        let mut watermark = watermark.with_behind_max(behind_max);
         watermark.set_lag(spec.lag);
         for (table, device) in &spec.sources {
             if *table >= tables {
@@ -97,6 +108,7 @@ impl Stream {
             processed: vec![0; spec.tables.len()],
             next_seq: 1,
             counts: Counts::default(),
+            clock_high: now,
             spec,
             query,
         })
@@ -150,11 +162,14 @@ impl Stream {
         stream.next_seq = saved.next_seq;
         stream.counts = saved.counts();
         stream.last.load(&saved.latest)?;
+        stream.clock_high = saved.clock_high;
         let changed = saved.fingerprint != fingerprint(&stream.spec);
         if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
             frames.load(&saved.frames)?;
         }
-        let same = !changed && saved.panes.is_some_and(|plan| plan.made(&stream.query));
+        let any_sql = stream.frames.as_ref().is_some_and(Frames::any_sql);
+        let made = any_sql || saved.panes.is_some_and(|plan| plan.made(&stream.query));
+        let same = !changed && made;
         let mut refilled = 0;
         match stream.frames.as_mut().filter(|_| same) {
             Some(frames) => refilled = frames.load_states(states, saved.watermark)?,
@@ -207,10 +222,16 @@ impl Stream {
     pub async fn apply(&mut self, event: Event, now: i64) -> Result<Effects, StreamError> {
         let mut effects = Effects::default();
         self.watermark.advance(now);
+        if self.refill.is_none() {
+            self.clock_high = self.clock_high.max(now);
+        }
         let waiting = match event {
             Event::Rows { table, position, batch } | Event::Replay { table, position, batch } => {
-                let arrival = Arrival { table, position, columns: self.admit(table, &batch)? };
-                self.refill(arrival)?
+                let mut waiting = Vec::new();
+                for arrival in self.arrivals(table, position, &batch)? {
+                    waiting.extend(self.refill(arrival)?);
+                }
+                waiting
             }
             Event::Replayed => self.end_refill(true),
             Event::Tick => {
@@ -219,8 +240,13 @@ impl Stream {
             }
         };
         self.fold().await;
+        self.rebase(now, &mut effects).await;
         for arrival in waiting {
-            self.take(arrival, &mut effects).await?;
+            if arrival.future {
+                self.set_aside(&arrival, &mut effects);
+            } else {
+                self.take(arrival, &mut effects).await?;
+            }
         }
         self.close(&mut effects).await;
         Ok(effects)
@@ -242,7 +268,14 @@ impl Stream {
         for row in new..arrival.columns.len() {
             let one = arrival.columns.batch().slice(row, 1);
             let columns = Columns::new(&self.spec.tables[table], &one)?;
-            let one = Arrival { table, position: arrival.position + row as u64, columns };
+            let restamped = arrival.restamped.iter().any(|at| *at as usize == row);
+            let one = Arrival {
+                table,
+                position: arrival.position + row as u64,
+                columns,
+                future: false,
+                restamped: if restamped { vec![0] } else { Vec::new() },
+            };
             self.last.note(&one, 0)?;
             self.take_rows(&one, effects).await?;
             self.close(effects).await;
@@ -298,6 +331,10 @@ impl Stream {
             sources: self.watermark.sources().iter().map(source).collect(),
             frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
             latest: self.last.save().to_vec(),
+            clock_high: self.clock_high,
+            future: counts.future,
+            restamped: counts.restamped,
+            failed_out: counts.failed_out,
             panes: stores.then(|| Plan::of(&self.query)),
             memory: self.query.remembered(),
         };
@@ -392,13 +429,15 @@ impl Stream {
         };
         let table = arrival.table;
         let new = arrival.row_at(self.processed[table]);
+        self.counts.restamped += arrival.restamped_from(new);
         let late = frames.assign(arrival, new, &mut self.watermark)?;
         self.watermark.catch_up();
         self.counts.accepted += (arrival.columns.len() - new) as u64;
         self.counts.late += late.len() as u64;
         self.processed[table] = self.processed[table].max(arrival.end());
         if !late.is_empty() {
-            effects.late.push(LateRows { table, batch: arrival.columns.take(late)? });
+            let batch = arrival.columns.take(late)?;
+            effects.late.push(LateRows { table, reason: LateReason::Late, batch });
         }
         Ok(())
     }
@@ -427,7 +466,7 @@ impl Stream {
             self.counts.windowed += settled.windowed;
             self.counts.filtered += settled.filtered;
             for (rows, error) in settled.failed {
-                self.fail(None, rows, error, effects);
+                self.fail(None, rows, error, Vec::new(), effects);
             }
         }
     }
@@ -440,6 +479,7 @@ impl Stream {
 
     async fn compute(&mut self, closed: Closed, effects: &mut Effects) {
         let Closed { bounds, input, settled, quality } = closed;
+        let mut kept = Vec::new();
         let result = match (self.last.show(&mut self.query), input) {
             (Err(error), _) => Err(error.into()),
             (Ok(()), Input::Rows(batches)) => {
@@ -447,11 +487,17 @@ impl Stream {
                 let inputs: Result<Vec<_>, _> =
                     parts.map(|(part, table)| rows::in_time_order(part, table)).collect();
                 match inputs {
-                    Ok(inputs) => self.query.execute(inputs, Some(bounds)).await,
+                    Ok(inputs) => {
+                        kept = self.kept(&inputs);
+                        self.query.execute(inputs, Some(bounds)).await
+                    }
                     Err(error) => Err(error.into()),
                 }
             }
-            (Ok(()), Input::Unordered(inputs)) => self.query.execute(inputs, Some(bounds)).await,
+            (Ok(()), Input::Unordered(inputs)) => {
+                kept = self.kept(&inputs);
+                self.query.execute(inputs, Some(bounds)).await
+            }
             (Ok(()), Input::States(states)) => self.query.finish(states, bounds).await,
             (Ok(()), Input::Failed(error)) => Err(error),
         };
@@ -460,7 +506,7 @@ impl Stream {
                 self.counts.windowed += settled;
                 self.number(batches, Some(bounds), quality, effects);
             }
-            Err(error) => self.fail(Some(bounds), settled, error, effects),
+            Err(error) => self.fail(Some(bounds), settled, error, kept, effects),
         }
     }
 
@@ -469,12 +515,13 @@ impl Stream {
         let Arrival { table, columns, .. } = arrival;
         let new = arrival.row_at(self.processed[*table]);
         self.counts.accepted += (columns.len() - new) as u64;
+        self.counts.restamped += arrival.restamped_from(new);
         self.processed[*table] = self.processed[*table].max(arrival.end());
         self.last.show(&mut self.query).map_err(|e| StreamError::Input(e.to_string()))?;
         for (start, end, quality) in quality_runs(columns, new) {
             let mut inputs = vec![Vec::new(); self.spec.tables_in_from()];
             inputs[*table].push(columns.batch().slice(start, end - start));
-            let rows = (end - start) as u64;
+            let (rows, kept) = ((end - start) as u64, self.kept(&inputs));
             match self.query.execute(inputs, None).await {
                 Ok(batches) => {
                     let out: usize = batches.iter().map(RecordBatch::num_rows).sum();
@@ -483,7 +530,7 @@ impl Stream {
                     self.counts.filtered += rows - passed;
                     self.number(batches, None, quality, effects);
                 }
-                Err(error) => self.fail(None, rows, error, effects),
+                Err(error) => self.fail(None, rows, error, kept, effects),
             }
         }
         Ok(())
@@ -505,9 +552,29 @@ impl Stream {
         }
     }
 
-    fn fail(&mut self, window: Option<Bounds>, rows: u64, error: SqlError, effects: &mut Effects) {
+    /// The rows that would be given out if the SQL failed on them.
+    fn kept(&self, inputs: &[Vec<RecordBatch>]) -> Vec<Vec<RecordBatch>> {
+        if self.spec.keep_failed { inputs.to_vec() } else { Vec::new() }
+    }
+
+    fn fail(
+        &mut self,
+        window: Option<Bounds>,
+        rows: u64,
+        error: SqlError,
+        kept: Vec<Vec<RecordBatch>>,
+        effects: &mut Effects,
+    ) {
         self.counts.failed += rows;
-        effects.failures.push(StreamError::Query { window, rows, error });
+        let failure = StreamError::Query { window, rows, error };
+        let error = failure.to_string();
+        for (table, batches) in kept.into_iter().enumerate() {
+            for batch in batches {
+                self.counts.failed_out += batch.num_rows() as u64;
+                effects.failed.push(FailedRows { table, error: error.clone(), batch });
+            }
+        }
+        effects.failures.push(failure);
     }
 }
 

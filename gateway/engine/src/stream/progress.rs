@@ -22,7 +22,9 @@ const PANES: u8 = 3;
 const MEMORY: u8 = 4;
 /// What [`Last::save`](super::latest::Last::save) gave.
 const LATEST: u8 = 5;
-const SECTIONS: [u8; 5] = [BASE, FRAMES, PANES, MEMORY, LATEST];
+/// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
+const TIME: u8 = 6;
+const SECTIONS: [u8; 6] = [BASE, FRAMES, PANES, MEMORY, LATEST, TIME];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -51,6 +53,11 @@ pub(super) struct Saved {
     pub(super) memory: Vec<u8>,
     /// Last rows that the SQL looks at.
     pub(super) latest: Vec<u8>,
+    /// The latest that the clock has ever said.
+    pub(super) clock_high: i64,
+    pub(super) future: u64,
+    pub(super) restamped: u64,
+    pub(super) failed_out: u64,
 }
 
 /// A plan that made states.
@@ -82,6 +89,9 @@ impl Saved {
             failed: self.failed,
             dropped: self.dropped,
             results: self.results,
+            future: self.future,
+            restamped: self.restamped,
+            failed_out: self.failed_out,
             ..Counts::default()
         }
     }
@@ -93,7 +103,8 @@ impl Saved {
             put_text(&mut out, &plan.sql);
             out
         });
-        let sections = [&self.base(), &self.frames, &panes, &self.memory, &self.latest];
+        let sections =
+            [&self.base(), &self.frames, &panes, &self.memory, &self.latest, &self.time()];
         for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
             if !bytes.is_empty() {
                 out.push(tag);
@@ -101,6 +112,16 @@ impl Saved {
                 out.extend(bytes);
             }
         }
+        out
+    }
+
+    fn time(&self) -> Vec<u8> {
+        let counts = [self.future, self.restamped, self.failed_out];
+        if self.clock_high == 0 && counts == [0; 3] {
+            return Vec::new();
+        }
+        let mut out = self.clock_high.to_le_bytes().to_vec();
+        out.extend(counts.iter().flat_map(|count| count.to_le_bytes()));
         out
     }
 
@@ -156,16 +177,28 @@ impl Saved {
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let [base, frames, panes, memory, latest] = sections.map(Option::unwrap_or_default);
+        let [base, frames, panes, memory, latest, time] = sections.map(Option::unwrap_or_default);
         let mut saved = Self::read_base(Reader(base))?;
         saved.frames = frames.to_vec();
         saved.memory = memory.to_vec();
         saved.latest = latest.to_vec();
+        saved.read_time(time)?;
         let mut panes = Reader(panes);
         if !panes.0.is_empty() {
             saved.panes = Some(Plan { fingerprint: panes.u32()?, sql: panes.text()? });
         }
         Ok(saved)
+    }
+
+    fn read_time(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+        let mut rest = Reader(bytes);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.clock_high = i64::from_le_bytes(rest.take()?);
+        (self.future, self.restamped) = (rest.u64()?, rest.u64()?);
+        self.failed_out = rest.u64()?;
+        if rest.0.is_empty() { Ok(()) } else { Err(StreamError::Progress("too long".into())) }
     }
 
     fn read_base(mut rest: Reader) -> Result<Self, StreamError> {
@@ -284,15 +317,19 @@ mod tests {
             panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
             memory: vec![4, 5],
             latest: vec![6, 7, 8],
+            clock_high: 11,
+            future: 12,
+            restamped: 13,
+            failed_out: 14,
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
         let (frames, panes, memory) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8, 1 + 4 + 2);
-        let latest = 1 + 4 + 3;
-        let before = bytes.len() - latest;
-        let after = before - memory;
-        let whole = [before, after, after - panes, after - panes - frames];
+        let time = bytes.len() - (1 + 4 + 4 * 8);
+        let after = time - (1 + 4 + 3);
+        let whole =
+            [time, after, after - memory, after - memory - panes, after - memory - panes - frames];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
