@@ -20,9 +20,11 @@ const FRAMES: u8 = 2;
 const PANES: u8 = 3;
 /// What [`Query::remembered`](crate::Query::remembered) gave.
 const MEMORY: u8 = 4;
+/// What [`Last::save`](super::latest::Last::save) gave.
+const LATEST: u8 = 5;
 /// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
 const TIME: u8 = 6;
-const SECTIONS: [u8; 5] = [BASE, FRAMES, PANES, MEMORY, TIME];
+const SECTIONS: [u8; 6] = [BASE, FRAMES, PANES, MEMORY, LATEST, TIME];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -49,6 +51,8 @@ pub(super) struct Saved {
     pub(super) panes: Option<Plan>,
     /// What functions remember of rows that were applied.
     pub(super) memory: Vec<u8>,
+    /// Last rows that the SQL looks at.
+    pub(super) latest: Vec<u8>,
     /// The latest that the clock has ever said.
     pub(super) clock_high: i64,
     pub(super) future: u64,
@@ -99,7 +103,8 @@ impl Saved {
             put_text(&mut out, &plan.sql);
             out
         });
-        let sections = [&self.base(), &self.frames, &panes, &self.memory, &self.time()];
+        let sections =
+            [&self.base(), &self.frames, &panes, &self.memory, &self.latest, &self.time()];
         for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
             if !bytes.is_empty() {
                 out.push(tag);
@@ -172,10 +177,11 @@ impl Saved {
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let [base, frames, panes, memory, time] = sections.map(Option::unwrap_or_default);
+        let [base, frames, panes, memory, latest, time] = sections.map(Option::unwrap_or_default);
         let mut saved = Self::read_base(Reader(base))?;
         saved.frames = frames.to_vec();
         saved.memory = memory.to_vec();
+        saved.latest = latest.to_vec();
         saved.read_time(time)?;
         let mut panes = Reader(panes);
         if !panes.0.is_empty() {
@@ -310,6 +316,7 @@ mod tests {
             frames: vec![1, 2, 3],
             panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
             memory: vec![4, 5],
+            latest: vec![6, 7, 8],
             clock_high: 11,
             future: 12,
             restamped: 13,
@@ -319,9 +326,10 @@ mod tests {
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
         let (frames, panes, memory) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8, 1 + 4 + 2);
-        let after = bytes.len() - (1 + 4 + 4 * 8);
+        let time = bytes.len() - (1 + 4 + 4 * 8);
+        let after = time - (1 + 4 + 3);
         let whole =
-            [after, after - memory, after - memory - panes, after - memory - panes - frames];
+            [time, after, after - memory, after - memory - panes, after - memory - panes - frames];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
