@@ -1,15 +1,22 @@
 //! The engine's planner behind the border that the configuration's check knows.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{PlannedTable, SqlPlanner, SqlProblem};
-use tidegate_engine::{Sql, SqlError, TableSchema};
+use tidegate_config::{Document, PlannedTable, SqlPlanner, SqlProblem, StreamSection, TableKind};
+use tidegate_engine::{Lookup, Mode, Sql, SqlError, TableSchema, Tables, latest_names};
 
-/// Plans SQL for `check`, without executing anything. The engine is set up with the first SQL, so
-/// that a document without any needs none.
+use crate::build::{lookups, stream_spec};
+use crate::chain::StreamTables;
+
+/// Plans SQL for `check` of one document, without executing anything. The engine is set up with the
+/// first SQL, so that a document without any needs none.
 #[derive(Default)]
-pub struct EnginePlanner(OnceLock<Result<Sql, SqlError>>);
+pub struct EnginePlanner {
+    engine: OnceLock<Result<Sql, SqlError>>,
+    /// The columns of the streams that others read.
+    streams: OnceLock<StreamTables>,
+}
 
 /// Memory that planning may use; nothing is executed.
 const PLAN_MEMORY: usize = 16 << 20;
@@ -21,23 +28,50 @@ impl SqlPlanner for EnginePlanner {
         tables: &[PlannedTable<'_>],
         windowed: bool,
     ) -> Result<SchemaRef, SqlProblem> {
-        let tables: Vec<TableSchema> = tables
-            .iter()
-            .map(|table| TableSchema {
-                name: table.name.to_owned(),
+        let of = |kind: TableKind| tables.iter().filter(move |table| table.kind == kind);
+        let schemas = |kind: TableKind| -> Vec<TableSchema> {
+            let schema = |table: &PlannedTable<'_>| TableSchema {
+                name: table.name.to_string(),
                 schema: table.schema.clone(),
                 time_column: "time".to_owned(),
-            })
-            .collect();
-        let engine = self.0.get_or_init(|| Sql::new(PLAN_MEMORY));
-        let planned = match engine {
-            Ok(engine) => engine.plan(sql, &tables, windowed).map(|query| query.schema()),
-            Err(error) => Err(error.clone()),
+            };
+            of(kind).map(schema).collect()
         };
-        planned.map_err(|error| SqlProblem {
-            message: error.message,
-            position: error.position,
-            hint: error.hint,
-        })
+        let (from, latest) = (schemas(TableKind::From), schemas(TableKind::Latest));
+        let lookups: Vec<Arc<Lookup>> = of(TableKind::Lookup)
+            .map(|table| Arc::new(Lookup::new(&table.name, table.schema.clone())))
+            .collect();
+        let tables = Tables { from: &from, latest: &latest, lookups: &lookups };
+        let planned = self.engine().and_then(|engine| engine.plan_with(sql, &tables, windowed));
+        planned.map(|query| query.schema()).map_err(problem)
     }
+
+    fn keeps_rows(&self, document: &Document, stream: &StreamSection) -> Option<String> {
+        let engine = self.engine().ok()?;
+        let tables = self.streams.get_or_init(|| StreamTables::plan(document, engine));
+        let spec = stream_spec(document, stream, stream.event_time, tables);
+        match spec.plan_with(engine, &stream.sql, &lookups(document)).ok()?.mode() {
+            Mode::Recompute { reason } => Some(reason.clone()),
+            Mode::Stateless | Mode::Incremental => None,
+        }
+    }
+
+    fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem> {
+        let planned = self.engine().and_then(|engine| engine.condition(text, columns));
+        planned.map(drop).map_err(problem)
+    }
+
+    fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))> {
+        latest_names(sql)
+    }
+}
+
+impl EnginePlanner {
+    fn engine(&self) -> Result<&Sql, SqlError> {
+        self.engine.get_or_init(|| Sql::new(PLAN_MEMORY)).as_ref().map_err(SqlError::clone)
+    }
+}
+
+fn problem(error: SqlError) -> SqlProblem {
+    SqlProblem { message: error.message, position: error.position, hint: error.hint }
 }

@@ -10,10 +10,11 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{Bytes, Document, Link};
+use tidegate_config::{Bytes, Document, Link, LookupSection};
 use tidegate_drivers::ArrayPool;
 use tidegate_drivers::bus::BusHandle;
 use tidegate_drivers::types::Span;
@@ -24,8 +25,10 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::build::{self, Surroundings};
+use crate::chain::{self, StreamTables};
+use crate::clock::{Ages, DurableTime};
 use crate::ledger;
-use crate::status::{DeviceView, GatewayStatus, LinkView, SinkView, StreamView, Views};
+use crate::status::{DeviceView, GatewayStatus, LinkView, LookupView, SinkView, StreamView, Views};
 use crate::stream::Feeds;
 use crate::table::{Arrival, Readers};
 use crate::wanted::{DeviceWish, SinkWish, StreamWish, Wanted};
@@ -65,18 +68,25 @@ pub struct Running {
     around: Surroundings,
     document: Document,
     sql: Arc<Sql>,
+    /// The columns of streams that others read.
+    stream_tables: StreamTables,
     /// What polled rows are put into.
     arrays: ArrayPool,
     links: Workers<Link, (LinkView, BusHandle)>,
     tables: Workers<SchemaRef, TableEnds>,
     devices: Workers<DeviceWish, DeviceView>,
-    streams: Workers<StreamWish, StreamView>,
+    streams: Workers<StreamWish, (StreamView, Arc<Readers>)>,
+    lookups: Workers<LookupSection, LookupView>,
     sinks: Workers<SinkWish, SinkView>,
     timers: Option<(Span, AbortOnDropHandle<()>)>,
     /// `seq` that a device goes on with when it is started again.
     seqs: BTreeMap<String, u64>,
     /// The connections of the feeds, which streams look at.
     feeds: Arc<Feeds>,
+    /// How far time has come in what is durable.
+    durable_time: Arc<DurableTime>,
+    /// The longest age that anything stored may have, in seconds.
+    ages_max: Arc<AtomicU64>,
     /// Parts that were asked to end and have not yet.
     ending: Vec<AbortOnDropHandle<()>>,
 }
@@ -101,10 +111,16 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
     let sources = parts.map(|(device, group)| (device.part_name(group), device.table_of(group)));
     let seqs = ledger::begin(&store, sinks, sources);
     let clock = around.clock.clone();
+    let sql = Arc::new(Sql::new(sql_memory(&document))?);
+    let durable_time = DurableTime::from_seconds(store.count(DurableTime::COUNTER));
+    if let Some(last) = durable_time.micros() {
+        clock.resume(last);
+    }
     let mut running = Running {
         status: Arc::new(GatewayStatus::new(name, clock, store.clone(), recovery)),
         store,
-        sql: Arc::new(Sql::new(sql_memory(&document))?),
+        stream_tables: StreamTables::plan(&document, &sql),
+        sql,
         arrays: ArrayPool::default(),
         around,
         document,
@@ -112,10 +128,13 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
         tables: BTreeMap::new(),
         devices: BTreeMap::new(),
         streams: BTreeMap::new(),
+        lookups: BTreeMap::new(),
         sinks: BTreeMap::new(),
         timers: None,
         seqs,
         feeds: Arc::default(),
+        durable_time: Arc::new(durable_time),
+        ages_max: Arc::default(),
         ending: Vec::new(),
     };
     running.raise();
@@ -134,7 +153,7 @@ impl Running {
 
     /// Whether `document`, with the secrets as they are now, wants nothing that does not run.
     pub fn is_equal(&self, document: &Document) -> bool {
-        let wanted = Wanted::new(document, &self.around);
+        let wanted = Wanted::new(document, &self.around, &self.stream_tables);
         *document == self.document
             && same(&self.devices, &wanted.devices)
             && same(&self.sinks, &wanted.sinks)
@@ -150,24 +169,26 @@ impl Running {
         } else {
             Arc::new(Sql::new(sql_memory(&document))?)
         };
+        let stream_tables = StreamTables::plan(&document, &sql);
         // Nothing is stopped for a store that takes nothing.
         let commit = Commit { wait: true, ..Commit::default() };
         in_time(async { self.store.submit(commit).await?.await }).await?;
 
-        let mut changes = Changes { stopped: self.lower(&document).await, ..Changes::default() };
+        let stopped = self.lower(&document, &stream_tables).await;
         let (layout, bytes_max) = (build::layout(&document), document.store.max_bytes.get());
         let laid_out = in_time(self.store.relayout(layout, bytes_max)).await;
         if laid_out.is_ok() {
             self.document = document;
             self.sql = sql;
+            self.stream_tables = stream_tables;
         }
-        changes.started = self.raise();
-        laid_out.map(|()| changes)
+        let started = self.raise();
+        laid_out.map(|()| Changes { stopped, started })
     }
 
     /// Ends the parts that `document` does not want as they are; returns their names.
-    async fn lower(&mut self, document: &Document) -> Vec<String> {
-        let wanted = Wanted::new(document, &self.around);
+    async fn lower(&mut self, document: &Document, tables: &StreamTables) -> Vec<String> {
+        let wanted = Wanted::new(document, &self.around, tables);
         let mut stopped = Vec::new();
         let devices = differing(&mut self.devices, &wanted.devices);
         let counts: Vec<_> =
@@ -184,6 +205,7 @@ impl Running {
         let streams = differing(&mut self.streams, &wanted.streams);
         streams.values().filter_map(|s| s.task.as_ref()).for_each(AbortOnDropHandle::abort);
         end("stream", streams, &mut stopped).await;
+        end("lookup", differing(&mut self.lookups, &wanted.lookups), &mut stopped).await;
         end("table", differing(&mut self.tables, &wanted.tables), &mut stopped).await;
         end("sink", differing(&mut self.sinks, &wanted.sinks), &mut stopped).await;
         stopped
@@ -193,7 +215,7 @@ impl Running {
     /// upwards; returns their names.
     fn raise(&mut self) -> Vec<String> {
         let document = self.document.clone();
-        let wanted = Wanted::new(&document, &self.around);
+        let wanted = Wanted::new(&document, &self.around, &self.stream_tables);
         let mut started = Vec::new();
         for sink in &document.sinks {
             let name = sink.name.as_str();
@@ -208,7 +230,16 @@ impl Running {
                 add("table", &mut self.tables, &table.name, worker, &mut started);
             }
         }
-        for stream in &document.streams {
+        for lookup in &document.lookups {
+            let name = lookup.name.as_str();
+            if let Some(wish) = missing(&self.lookups, &wanted.lookups, name) {
+                let worker = self.lookup(lookup, wish);
+                add("lookup", &mut self.lookups, name, worker, &mut started);
+            }
+        }
+        // What others read comes first, so that they can be added to its readers.
+        for at in document.stream_order(&chain::latest).sound {
+            let stream = &document.streams[at];
             let name = stream.name.as_str();
             if let Some(wish) = missing(&self.streams, &wanted.streams, name) {
                 let worker = self.stream(stream, wish);
@@ -236,18 +267,23 @@ impl Running {
 
     /// The store knows no clock: what it does by time is told to it from here.
     fn timers(&mut self) {
+        self.ages_max.store(longest_age(&self.document).as_secs(), Ordering::Relaxed);
         let every = self.document.store.commit_every;
         if self.timers.as_ref().is_some_and(|(now, _)| *now == every) {
             return;
         }
         let (store, clock) = (self.store.clone(), self.around.clock.clone());
+        let (ages_max, mut ages) = (self.ages_max.clone(), Ages::default());
         let task = tokio::spawn(async move {
             let mut commit = tokio::time::interval(every.duration());
             let mut expire = tokio::time::interval(EXPIRE_EVERY);
             loop {
                 tokio::select! {
                     _ = commit.tick() => store.flush(),
-                    _ = expire.tick() => store.expire(clock.now()),
+                    _ = expire.tick() => {
+                        let longest = Duration::from_secs(ages_max.load(Ordering::Relaxed));
+                        store.expire(ages.judge(clock.now(), longest));
+                    }
                 }
             }
         });
@@ -261,17 +297,21 @@ impl Running {
         let devices = parts.filter_map(|name| self.devices.get(&name));
         let links = document.links.iter().filter_map(|l| self.links.get(l.name.as_str()));
         let streams = document.streams.iter().filter_map(|s| self.streams.get(s.name.as_str()));
+        let lookups = document.lookups.iter().filter_map(|l| self.lookups.get(l.name.as_str()));
         let sinks = document.sinks.iter().filter_map(|sink| {
             let bytes_max = sink.store.max_bytes.get();
             Some(SinkView { bytes_max, ..self.sinks.get(sink.name.as_str())?.ends.clone() })
         });
+        let read = self.streams.keys().filter(|name| self.stream_tables.get(name).is_some());
+        let read = read.cloned();
         Views {
             store_bytes_max: store.max_bytes.get(),
             daily_writes: store.daily_writes.map(Bytes::get),
-            tables: self.tables.keys().cloned().collect(),
+            tables: self.tables.keys().cloned().chain(read).collect(),
             devices: devices.map(|d| d.ends.clone()).collect(),
             links: links.map(|l| l.ends.0.clone()).collect(),
-            streams: streams.map(|s| s.ends.clone()).collect(),
+            streams: streams.map(|s| s.ends.0.clone()).collect(),
+            lookups: lookups.map(|l| l.ends.clone()).collect(),
             sinks: sinks.collect(),
         }
     }
@@ -319,14 +359,21 @@ impl Running {
         if !ended(&mut pumps, deadline).await {
             tracing::warn!("a delivery under way was cut off; it will be sent again");
         }
-        let Self { store, links, timers, ending, .. } = self;
-        drop((links, timers, ending, pumps));
+        let Self { store, links, lookups, timers, ending, .. } = self;
+        drop((links, lookups, timers, ending, pumps));
         // A commit that is cut off is as safe as one that a power cut ends.
         tokio::time::timeout_at(last, store.close()).await.unwrap_or_else(|_| {
             tracing::warn!("the store was not closed in time; it recovers when it is opened");
             Ok(())
         })
     }
+}
+
+/// The longest age that records of any sink, or rows of any table, may have.
+fn longest_age(document: &Document) -> Duration {
+    let sinks = document.sinks.iter().filter_map(|sink| sink.store.max_age);
+    let tables = document.devices.iter().filter_map(|device| device.history);
+    sinks.chain(tables).map(Span::duration).max().unwrap_or_default()
 }
 
 async fn in_time(work: impl Future<Output = Result<(), StoreError>>) -> Result<(), StartError> {

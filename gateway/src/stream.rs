@@ -11,28 +11,27 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
-use bytes::Bytes;
-use tidegate_drivers::north::{Encode, Envelope, Int64Style};
+use tidegate_config::check::{ERROR_COLUMN, REASON_COLUMN, with_text};
 use tidegate_drivers::stats::{LinkState, Stats};
-use tidegate_engine::encode::{JsonOptions, Meta, json_rows};
-use tidegate_engine::store::{Commit, OutboxRows, Store, StreamProgress};
-use tidegate_engine::{Counts, Effects, Event, Sql, Stream, StreamSpec};
+use tidegate_engine::store::{Commit, Store, StreamProgress};
+use tidegate_engine::{Counts, Effects, Event, Lookup, Query, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use crate::clock::SharedClock;
+use crate::chain::Upstream;
+use crate::clock::{DurableTime, SharedClock};
+use crate::route::{Routed, Router, Target, with_reason};
 use crate::supervisor::{Exit, Health, Part};
 use crate::table::Positioned;
 
-/// A sink that results (or late rows) of a stream go to.
-#[derive(Debug, Clone)]
-pub struct Target {
-    /// The sink's name.
-    pub sink: Arc<str>,
-    /// How its records are written.
-    pub encode: Encode,
-    /// The durable counter of what is put into its outbox.
-    pub results: Arc<str>,
+/// Where a stream's rows go, planned with its SQL: one router for each form that rows have.
+#[derive(Debug, Default)]
+pub struct Routers {
+    results: Router,
+    /// By table.
+    late: Vec<Router>,
+    /// By table.
+    failed: Vec<Router>,
 }
 
 /// What a stream counts beside the engine's own counts.
@@ -56,6 +55,12 @@ pub struct StreamPart {
     pub name: Arc<str>,
     /// The tables' names, in the order of the specification.
     pub tables: Vec<Arc<str>>,
+    /// Its results as a table, where other streams read them.
+    pub upstream: Option<Upstream>,
+    /// The devices whose rows come here, also through other streams.
+    pub heard: Vec<String>,
+    /// The lookups that the SQL may name.
+    pub lookups: Vec<Arc<Lookup>>,
     /// The stream's SQL.
     pub sql_text: String,
     /// The planner.
@@ -68,8 +73,14 @@ pub struct StreamPart {
     pub targets: Vec<Target>,
     /// Where late rows go.
     pub late_targets: Vec<Target>,
+    /// Where rows go that the SQL failed on.
+    pub error_targets: Vec<Target>,
+    /// The durable counter of results that no route took.
+    pub unrouted: Arc<str>,
     /// `gateway/epoch`, the beginning of each record id.
     pub id_prefix: String,
+    /// Whether windows that cannot go on with changed SQL are ended by the old one.
+    pub closes_old: bool,
     /// Whether each result is committed at once.
     pub sync_each: bool,
     /// The time of day.
@@ -84,6 +95,12 @@ pub struct StreamPart {
     pub feeds: Arc<Feeds>,
     /// After how long a silent source is idle.
     pub idle_after: Duration,
+    /// How far time has come in what is durable.
+    pub durable_time: Arc<DurableTime>,
+    /// The targets with their conditions planned; made with the SQL's plan.
+    pub routers: Routers,
+    /// The stream's last look at the clock.
+    pub looked: Option<(i64, Instant)>,
 }
 
 /// The connections of all feeds, by device: a device that is started anew puts its own here.
@@ -136,6 +153,11 @@ impl Listening {
     }
 }
 
+/// How long a start waits for a lookup that was never loaded before it is tried again.
+const LOOKUP_WAIT: Duration = Duration::from_secs(5);
+/// A clock that went on by so much more than time did was set.
+const STEP_MIN: i64 = 2_000_000;
+
 /// Batches that are taken from the queue into one commit at most.
 const GATHER_MAX: usize = 64;
 
@@ -149,7 +171,13 @@ impl Part for StreamPart {
             Err(error) => return Exit::Failed(error),
         };
         match self.work(&mut stream).await {
-            Ok(()) => Exit::Done,
+            Ok(()) => {
+                // Its readers' input ends with its own.
+                if let Some(upstream) = &self.upstream {
+                    upstream.readers.clear();
+                }
+                Exit::Done
+            }
             Err(error) => Exit::Failed(error),
         }
     }
@@ -166,39 +194,120 @@ impl StreamPart {
     /// Builds the engine's state from the stored progress and the rows after it.
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
-        let windowed = self.spec.window.is_some();
         let query = self
-            .sql
-            .plan(&self.sql_text, &self.spec.tables, windowed)
+            .spec
+            .plan_with(&self.sql, &self.sql_text, &self.lookups)
             .map_err(|e| format!("SQL: {e}"))?;
+        for lookup in query.lookups() {
+            // Its rows are in the log meanwhile: none is joined with a table that is not there.
+            if timeout(LOOKUP_WAIT, lookup.loaded()).await.is_err() {
+                return Err(format!("the lookup `{}` was never loaded", lookup.name()));
+            }
+        }
+        self.looked = None;
         // All rows that were queued before this commit are readable after it.
         self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
-        let now = self.clock.now();
-        let spec = self.spec.clone();
-        let stream = match self.store.progress(&self.name) {
-            Some(progress) => Stream::restore(spec, query, &progress.state, now),
-            None => Stream::new(spec, query, now),
+        if self.closes_old {
+            self.close_old(&query).await?;
+        }
+        self.routers = self.routers(&query)?;
+        let mut stream = match self.store.progress(&self.name) {
+            Some(progress) => self.resume(query, &progress).await?,
+            None => Stream::new(self.spec.clone(), query, self.clock.now())
+                .map_err(|e| e.to_string())?,
         };
-        let mut stream = stream.map_err(|e| e.to_string())?;
         self.counts.before.get_or_init(|| stream.counts());
+        self.take_up_log(&stream);
         for table in 0..self.tables.len() {
             let from = stream.progress().replay_from[table];
-            self.read_log(&mut stream, table, from, None).await?;
+            self.read_log(&mut stream, table, from, None, false).await?;
         }
         let mut commit = Commit::default();
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
-        self.submit(&stream, commit).await?;
+        self.submit(&mut stream, commit).await?;
         Ok(stream)
     }
 
-    /// Applies a table's logged rows from `from`: after a restore to the end of the log, or below
-    /// `upto` where a batch did not come through the queue.
+    /// Finds where the results of a stream that was taken up go on as rows of its table. Nothing of
+    /// it is in the store's queue.
+    fn take_up_log(&mut self, stream: &Stream) {
+        if let Some(upstream) = &mut self.upstream {
+            upstream.resume(self.store.log_end(&self.name), stream.counts().results);
+        }
+    }
+
+    fn routers(&self, query: &Query) -> Result<Routers, String> {
+        let side = |targets: &[Target], column: &str| {
+            let tables = self.spec.tables.iter();
+            let form = tables.map(|table| with_text(&table.schema, column));
+            let planned = form.map(|columns| Router::plan(&self.sql, targets, &columns));
+            planned.collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Routers {
+            results: Router::plan(&self.sql, &self.targets, &query.schema())?,
+            late: side(&self.late_targets, REASON_COLUMN)?,
+            failed: side(&self.error_targets, ERROR_COLUMN)?,
+        })
+    }
+
+    /// The stream where `progress` left it, before its logs are read.
+    async fn resume(&self, query: Query, progress: &StreamProgress) -> Result<Stream, String> {
+        let states = self.store.states(&self.name).await;
+        let states = states.map_err(|e| format!("its states: {e}"))?;
+        let (spec, now) = (self.spec.clone(), self.clock.now());
+        Stream::restore_with(spec, query, &progress.state, &states, now).map_err(|e| e.to_string())
+    }
+
+    /// Ends the windows whose rows were folded for other SQL than `query`, by that SQL, and makes
+    /// their results durable. Where it cannot be planned any more, they are dropped later.
+    async fn close_old(&mut self, query: &Query) -> Result<(), String> {
+        let Some(progress) = self.store.progress(&self.name) else {
+            return Ok(());
+        };
+        let outdated = Stream::outdated(&self.spec, query, &progress.state);
+        let Some(text) = outdated.map_err(|e| e.to_string())? else {
+            return Ok(());
+        };
+        let old = match self.spec.plan_with(&self.sql, &text, &self.lookups) {
+            Ok(old) => old,
+            Err(error) => {
+                tracing::warn!(stream = &*self.name, %error, "the SQL of before cannot end its windows");
+                return Ok(());
+            }
+        };
+        match self.routers(&old) {
+            Ok(routers) => self.routers = routers,
+            Err(error) => {
+                tracing::warn!(stream = &*self.name, error, "results of before fit no route");
+                return Ok(());
+            }
+        }
+        let mut stream = self.resume(old, &progress).await?;
+        self.take_up_log(&stream);
+        for table in 0..self.tables.len() {
+            let at = stream.progress();
+            let upto = Some(at.processed[table]);
+            self.read_log(&mut stream, table, at.replay_from[table], upto, false).await?;
+        }
+        let mut commit = Commit::default();
+        self.apply(&mut stream, Event::Replayed, &mut commit).await?;
+        let before = stream.counts();
+        let effects = stream.close_all().await;
+        self.note(&effects);
+        self.encode(&effects, &before, self.clock.now(), &mut commit)?;
+        self.submit(&mut stream, commit).await?;
+        self.commit(Commit { wait: true, ..Commit::default() }, true).await
+    }
+
+    /// Applies a table's logged rows from `from`, to the end of the log or below `upto`: after a
+    /// restore they are read again, `anew` where they did not come through the queue.
     async fn read_log(
         &mut self,
         stream: &mut Stream,
         table: usize,
         from: u64,
         upto: Option<u64>,
+        anew: bool,
     ) -> Result<(), String> {
         let mut from = from;
         loop {
@@ -216,9 +325,13 @@ impl StreamPart {
                     return self.submit(stream, commit).await;
                 }
                 from = position + batch.num_rows() as u64;
-                let event = match upto {
-                    None => Event::Replay { table, position, batch },
-                    Some(_) => Event::Rows { table, position, batch },
+                let over = upto.map_or(0, |upto| from.saturating_sub(upto));
+                let kept = batch.num_rows() - usize::try_from(over).unwrap_or(0);
+                let batch = batch.slice(0, kept);
+                let event = if anew {
+                    Event::Rows { table, position, batch }
+                } else {
+                    Event::Replay { table, position, batch }
                 };
                 self.apply(stream, event, &mut commit).await?;
             }
@@ -262,7 +375,7 @@ impl StreamPart {
     }
 
     fn feeds_down(&self) -> bool {
-        self.spec.sources.iter().any(|(_, device)| self.feeds.is_down(device))
+        self.heard.iter().any(|device| self.feeds.is_down(device))
     }
 
     /// Applies rows from the queue. Rows that were read from the log already are passed over; rows
@@ -274,7 +387,7 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         let Positioned { table, position, batch } = rows;
-        let expected = stream.progress().processed[table];
+        let expected = stream.processed(table);
         let end = position + batch.num_rows() as u64;
         if end <= expected {
             return Ok(());
@@ -282,7 +395,7 @@ impl StreamPart {
         if position > expected {
             self.submit(stream, std::mem::take(commit)).await?;
             self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
-            self.read_log(stream, table, expected, Some(position)).await?;
+            self.read_log(stream, table, expected, Some(position), true).await?;
         }
         let skip = usize::try_from(expected.saturating_sub(position)).unwrap_or(0);
         let rest = batch.slice(skip, batch.num_rows() - skip);
@@ -297,68 +410,111 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         let now = self.clock.now();
-        let first_late = stream.counts().late;
+        self.forgive_step(stream, now);
+        let before = stream.counts();
         let effects = stream.apply(event, now).await.map_err(|e| e.to_string())?;
-        for error in &effects.failures {
-            self.counts.errors.fetch_add(1, Ordering::Relaxed);
-            self.health.error(error.to_string());
-            tracing::error!(stream = &*self.name, %error, "its rows are dropped and counted");
-        }
-        self.encode(effects, first_late, now, commit)
+        self.note(&effects);
+        self.encode(&effects, &before, now, commit)
     }
 
-    /// Writes what came out for each sink. `first_late` numbers the late rows.
+    /// Shows what failed.
+    fn note(&self, effects: &Effects) {
+        for error in &effects.failures {
+            self.failed(&error.to_string());
+        }
+    }
+
+    /// A clock that was set forward makes no source silent: it would be, for the time that nobody has
+    /// lived through.
+    fn forgive_step(&mut self, stream: &mut Stream, now: i64) {
+        let instant = Instant::now();
+        if let Some((before, then)) = self.looked.replace((now, instant)) {
+            let passed = i64::try_from((instant - then).as_micros()).unwrap_or(i64::MAX);
+            let step = now.saturating_sub(before).saturating_sub(passed);
+            if step > STEP_MIN {
+                stream.forgive(step);
+            }
+        }
+    }
+
+    fn failed(&self, error: &str) {
+        self.counts.errors.fetch_add(1, Ordering::Relaxed);
+        self.health.error(error.to_owned());
+        tracing::error!(stream = &*self.name, error, "its rows are counted");
+    }
+
+    /// Writes what came out for each sink. What was counted `before` numbers late and failed rows.
     fn encode(
         &self,
-        effects: Effects,
-        first_late: u64,
+        effects: &Effects,
+        before: &Counts,
         now: i64,
         commit: &mut Commit,
     ) -> Result<(), String> {
-        for output in effects.results {
+        for output in &effects.results {
+            if let Some(upstream) = &self.upstream {
+                let rows = upstream.rows(output, now);
+                commit.rows.push(rows.map_err(|e| format!("a result makes no row: {e}"))?);
+            }
             let window = output.window.map(|w| (w.start, w.end));
-            for target in &self.targets {
-                let bodies = bodies(
-                    &target.encode,
-                    &output.batch,
-                    format!("{}/{}", self.id_prefix, self.name),
-                    output.quality,
-                    output.first_seq,
-                )?;
-                commit.counts.push((target.results.clone(), bodies.len() as u64));
-                commit.outbox.push(OutboxRows {
-                    sink: target.sink.clone(),
-                    stream: self.name.clone(),
-                    first_seq: output.first_seq,
-                    window,
-                    created: now,
-                    bodies,
-                });
+            let rows = Routed {
+                batch: &output.batch,
+                id_prefix: &self.id_prefix,
+                stream: &self.name,
+                quality: output.quality,
+                first_seq: output.first_seq,
+                window,
+                created: now,
+            };
+            let unrouted = self.put(&self.routers.results, &rows, commit)?;
+            if unrouted > 0 {
+                commit.counts.push((self.unrouted.clone(), unrouted));
             }
         }
-        let mut first_seq = first_late;
-        let stream: Arc<str> = format!("{}.late", self.name).into();
-        for late in effects.late {
-            for target in &self.late_targets {
-                let id = format!("{}/{stream}", self.id_prefix);
-                let bodies = bodies(&target.encode, &late.batch, id, "uncertain", first_seq)?;
-                commit.counts.push((target.results.clone(), bodies.len() as u64));
-                commit.outbox.push(OutboxRows {
-                    sink: target.sink.clone(),
-                    stream: stream.clone(),
-                    first_seq,
-                    window: None,
-                    created: now,
-                    bodies,
-                });
+        let late = effects.late.iter().map(|late| {
+            (&self.routers.late[late.table], &late.batch, REASON_COLUMN, late.reason.name())
+        });
+        self.put_beside("late", "uncertain", before.late + before.future, late, now, commit)?;
+        let failed = effects.failed.iter().map(|failed| {
+            (&self.routers.failed[failed.table], &failed.batch, ERROR_COLUMN, &*failed.error)
+        });
+        self.put_beside("error", "bad", before.failed_out, failed, now, commit)
+    }
+
+    /// Puts rows that are no results, with the reason in a column, into the outboxes of their sinks
+    /// as those of a stream beside this one.
+    fn put_beside<'a>(
+        &self,
+        what: &str,
+        quality: &'static str,
+        mut first_seq: u64,
+        rows: impl Iterator<Item = (&'a Router, &'a RecordBatch, &'a str, &'a str)>,
+        created: i64,
+        commit: &mut Commit,
+    ) -> Result<(), String> {
+        let stream: Arc<str> = format!("{}.{what}", self.name).into();
+        for (router, batch, column, reason) in rows {
+            if !router.is_empty() {
+                let batch = &with_reason(batch, column, reason)?;
+                let (id_prefix, stream) = (&*self.id_prefix, &stream);
+                let window = None;
+                let rows = Routed { batch, id_prefix, stream, quality, first_seq, window, created };
+                self.put(router, &rows, commit)?;
             }
-            first_seq += late.batch.num_rows() as u64;
+            first_seq += batch.num_rows() as u64;
         }
         Ok(())
     }
 
+    /// Puts rows where they go. Returns how many go nowhere.
+    fn put(&self, to: &Router, rows: &Routed<'_>, commit: &mut Commit) -> Result<u64, String> {
+        let outcome = to.put(rows, commit)?;
+        outcome.errors.iter().for_each(|error| self.failed(error));
+        Ok(outcome.unrouted)
+    }
+
     /// Queues results together with the progress that they stand for.
-    async fn submit(&mut self, stream: &Stream, mut commit: Commit) -> Result<(), String> {
+    async fn submit(&mut self, stream: &mut Stream, mut commit: Commit) -> Result<(), String> {
         let progress = stream.progress();
         let named = |positions: Vec<u64>| self.tables.iter().cloned().zip(positions).collect();
         commit.progress = Some(StreamProgress {
@@ -366,10 +522,18 @@ impl StreamPart {
             state: progress.state,
             processed: named(progress.processed),
             replay_from: named(progress.replay_from),
-            states: Vec::new(),
+            states: progress.states,
         });
+        // The watermark may have followed the clock: no row may be stamped behind it.
+        commit.counts.extend(self.durable_time.growth(self.clock.now()));
+        stream.submitted();
         self.shown.send_replace(Some(stream.counts()));
-        self.commit(commit, false).await
+        let rows = commit.rows.iter().map(|rows| (rows.position, rows.batch.clone())).collect();
+        self.commit(commit, false).await?;
+        if let Some(upstream) = &self.upstream {
+            upstream.hand_on(rows).await;
+        }
+        Ok(())
     }
 
     async fn commit(&self, commit: Commit, durable: bool) -> Result<(), String> {
@@ -379,22 +543,4 @@ impl StreamPart {
         }
         Ok(())
     }
-}
-
-/// Writes the rows of a batch as a sink wants them.
-fn bodies(
-    encode: &Encode,
-    batch: &RecordBatch,
-    id_prefix: String,
-    quality: &'static str,
-    first_seq: u64,
-) -> Result<Vec<Bytes>, String> {
-    let Encode::Json(json) = encode;
-    // None of the sinks so far carries the id itself: MQTT 3.1.1 has no properties.
-    let meta = match json.envelope.unwrap_or(Envelope::Meta) {
-        Envelope::Meta => Some(Meta { id_prefix, quality }),
-        Envelope::None => None,
-    };
-    let options = JsonOptions { int64_as_string: json.int64 == Int64Style::String, meta };
-    json_rows(batch, &options, first_seq).map_err(|e| format!("a result cannot be written: {e}"))
 }

@@ -4,6 +4,9 @@
 //! watermarks. Virtual time is the largest `at` so far; it does not go on after the last row, so a
 //! window that is still open then has no result yet, as in production.
 
+#[cfg(test)]
+mod readme;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -15,9 +18,11 @@ use arrow::array::{
 use arrow::datatypes::{DataType, Field};
 use tidegate_config::{Document, Scalar, StreamSection, StreamTest, TestRow};
 use tidegate_engine::encode::{JsonOptions, json_rows};
-use tidegate_engine::{Effects, Event, Sql, Stream, StreamSpec};
+use tidegate_engine::{Effects, Event, LateReason, Sql, Stream, StreamSpec};
 
 use crate::build::stream_spec;
+use crate::chain::StreamTables;
+use crate::lookup::loaded_lookups;
 
 /// When a test's virtual time begins: 2000-01-01T00:00:00Z, the start of a day, an hour and every
 /// window of a size that divides a day.
@@ -39,9 +44,10 @@ pub async fn run(document: &Document, sql: &Sql, test: &StreamTest) -> Result<Ou
         .iter()
         .find(|s| s.name == test.stream)
         .ok_or_else(|| format!("there is no stream `{}`", test.stream))?;
-    let spec = stream_spec(document, section, test.event_time.unwrap_or(section.event_time));
-    let query =
-        sql.plan(&section.sql, &spec.tables, spec.window.is_some()).map_err(|e| e.to_string())?;
+    let event_time = test.event_time.unwrap_or(section.event_time);
+    let spec = stream_spec(document, section, event_time, &StreamTables::plan(document, sql));
+    let lookups = loaded_lookups(document).await?;
+    let query = spec.plan_with(sql, &section.sql, &lookups).map_err(|e| e.to_string())?;
     let mut stream = Stream::new(spec.clone(), query, START).map_err(|e| e.to_string())?;
     let (mut rows, mut late, mut now) = (Vec::new(), 0, START);
     let mut positions = vec![0; spec.tables.len()];
@@ -79,7 +85,8 @@ fn collect(
             rows.push(serde_json::from_slice(&line).map_err(|e| e.to_string())?);
         }
     }
-    *late += effects.late.iter().map(|l| l.batch.num_rows() as u64).sum::<u64>();
+    let too_late = effects.late.iter().filter(|rows| rows.reason == LateReason::Late);
+    *late += too_late.map(|rows| rows.batch.num_rows() as u64).sum::<u64>();
     Ok(())
 }
 
@@ -93,10 +100,10 @@ fn batch(
     positions: &[u64],
 ) -> Result<(usize, RecordBatch), String> {
     let table = match (&input.table, section.from.len()) {
-        (Some(name), _) => section
-            .from
+        (Some(name), _) => spec
+            .tables
             .iter()
-            .position(|from| from == name)
+            .position(|table| table.name == name.as_str())
             .ok_or_else(|| format!("the stream does not read the table `{name}`"))?,
         (None, 1) => 0,
         (None, _) => return Err("say which `table` the row belongs to".to_owned()),
@@ -107,10 +114,9 @@ fn batch(
         None => document
             .tables()
             .iter()
-            .find(|t| t.name == section.from[table].as_str())
+            .find(|t| t.name == spec.tables[table].name)
             .and_then(|t| document.devices.get(*t.devices.first()?))
-            .map(|d| d.name.to_string())
-            .unwrap_or_default(),
+            .map_or_else(|| spec.tables[table].name.clone(), |d| d.name.to_string()),
     };
     if let Some(name) = input.values.keys().find(|name| schema.field_with_name(name).is_err()) {
         return Err(format!("the table `{}` has no column `{name}`", spec.tables[table].name));
@@ -214,12 +220,25 @@ fn row_differences(
         .collect()
 }
 
-/// Equal as a person would say: numbers by value, within a billionth.
+/// A time without the zeros at the end of its fraction, as a person writes it.
+fn short_time(time: &str) -> Option<String> {
+    let (seconds, fraction) = time.strip_suffix('Z')?.split_once('.')?;
+    let fraction = fraction.trim_end_matches('0');
+    let point = if fraction.is_empty() { "" } else { "." };
+    Some(format!("{seconds}{point}{fraction}Z"))
+}
+
+/// Equal as a person would say: numbers by value, within a billionth; times by their instant; a list
+/// as its JSON text.
 fn equal(expected: &Scalar, came: &serde_json::Value) -> bool {
     match expected {
         Scalar::Null => came.is_null(),
         Scalar::Bool(v) => came.as_bool() == Some(*v),
-        Scalar::Text(v) => came.as_str() == Some(v.as_str()),
+        Scalar::Text(v) => match came.as_str() {
+            Some(came) => came == v || short_time(came).as_ref() == Some(v),
+            // A list, written as JSON.
+            None => came.is_array() && serde_json::from_str(v).ok().as_ref() == Some(came),
+        },
         Scalar::Int(v) if came.is_i64() || came.is_u64() => came.as_i64() == Some(*v),
         Scalar::UInt(v) if came.is_u64() => came.as_u64() == Some(*v),
         Scalar::Int(v) => close(*v as f64, came),

@@ -240,6 +240,11 @@ fn of_windows(batch_rows: u64) -> u64 {
         }),
         allowed_lateness: 0,
         idle_after: 5_000_000,
+        lag: 0,
+        side_tables: 0,
+        latest: vec![],
+        future: None,
+        keep_failed: false,
         memory_max: 64 << 20,
         tables: vec![table.clone()],
     };

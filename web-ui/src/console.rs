@@ -108,6 +108,8 @@ pub struct Status {
     pub links: Vec<LinkStatus>,
     /// One for each device of the configuration.
     pub devices: Vec<DeviceStatus>,
+    /// One for each lookup of the configuration.
+    pub lookups: Vec<LookupStatus>,
     /// One for each stream of the configuration.
     pub streams: Vec<StreamStatus>,
     /// One for each sink of the configuration.
@@ -137,6 +139,11 @@ pub struct GatewayStatus {
     pub started: String,
     /// Seconds since then, monotonic.
     pub uptime_s: f64,
+    /// The gateway's time of day, RFC 3339.
+    pub time: String,
+    /// How far that can be trusted: `certain`; `ahead` of the operating system's clock, which was set
+    /// back; `unknown` while that was never set since power came.
+    pub clock: String,
 }
 
 /// Which configuration runs, and what became of the last change.
@@ -282,6 +289,33 @@ pub struct RowsByQuality {
     pub bad: u64,
 }
 
+/// One table that is loaded as a whole.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct LookupStatus {
+    /// The table's name in SQL.
+    pub name: String,
+    /// Kind of source, such as `csv`.
+    pub source: String,
+    /// `up` when the last load succeeded, `down` when it failed and the rows before it stay.
+    pub state: PartState,
+    /// Rows that SQL sees.
+    pub rows: u64,
+    /// Their bytes in memory.
+    pub bytes: u64,
+    /// When they were loaded, RFC 3339; none before the first load.
+    pub loaded: Option<String>,
+    /// Seconds since then.
+    pub age_s: Option<f64>,
+    /// They were kept from before the process started, and no load has succeeded since.
+    pub kept: bool,
+    /// Loads that succeeded since the process started.
+    pub loads: u64,
+    /// Loads that failed since then.
+    pub failures: u64,
+    /// Why the last load failed; none where it succeeded.
+    pub last_error: Option<String>,
+}
+
 /// One stream.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct StreamStatus {
@@ -293,12 +327,18 @@ pub struct StreamStatus {
     pub mode: String,
     /// Its window in words, such as `tumbling 10s`; none for a stateless stream.
     pub window: Option<String>,
+    /// Which time decides: `source`, what rows say of themselves, or `arrival`.
+    pub event_time: String,
     /// Rows that reached the stream.
     pub accepted: u64,
     /// Of these, rows that are in a closed window's result.
     pub windowed: u64,
     /// Of these, rows that came after their window had closed.
     pub late: u64,
+    /// Of these, rows whose time was too far ahead of the clock.
+    pub future: u64,
+    /// Rows whose time was too far ahead and was put to that of their arrival.
+    pub restamped: u64,
     /// Of these, rows that a stateless query left out.
     pub filtered: u64,
     /// Of these, rows of windows or batches that the query failed on.
@@ -311,6 +351,8 @@ pub struct StreamStatus {
     pub open_windows: u64,
     /// Output rows.
     pub results: u64,
+    /// Of these, rows that no route took.
+    pub unrouted: u64,
     /// The watermark, RFC 3339; none before the first row.
     pub watermark: Option<String>,
     /// Seconds from the watermark to the gateway's clock.

@@ -5,7 +5,9 @@
 //! It does not know: protocols, configuration, threads, and what time it is; "now" is an argument.
 
 pub mod baseline;
+pub mod calendar;
 pub mod encode;
+pub mod lookup;
 pub mod sql;
 pub mod store;
 pub mod stream;
@@ -15,8 +17,14 @@ pub mod window;
 mod bytes;
 mod functions;
 
-pub use sql::{Query, Sql, SqlError, TableSchema};
+pub use calendar::{Calendar, Zone};
+pub use functions::function_names;
+pub use lookup::Lookup;
+pub use sql::{
+    Condition, Mode, Query, Sql, SqlError, TableSchema, Tables, latest_names, rows_where,
+};
 pub use stream::{
-    Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
+    Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Latest, Output, Progress,
+    Stream, StreamError, StreamSpec,
 };
 pub use window::{Bounds, Window};

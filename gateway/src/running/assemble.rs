@@ -1,13 +1,16 @@
 //! How each kind of part is put together and started, with what the running gateway has for it.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{
-    Device, DeviceDriver, Link, SinkSection, StreamSection, Table as TableConfig,
+    Device, DeviceDriver, Link, LookupSection, Route, SinkSection, StreamSection,
+    Table as TableConfig,
 };
 use tidegate_drivers::bus::{self, BusHandle};
 use tidegate_drivers::{ArrayPool, Fault, TableBuilder};
+use tidegate_engine::Lookup;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -16,12 +19,15 @@ use super::worker::{Worker, run};
 use super::{Running, TableEnds};
 use crate::batch::Batcher;
 use crate::build::{self, LinkPart};
+use crate::chain::Upstream;
 use crate::ledger::{self, SourceKeys};
+use crate::lookup::{Loads, LookupPart, lookup_copy};
 use crate::progress::Pulse;
 use crate::pump::{Asked, Pump, Queue, SinkCounts, SinkOutbox};
+use crate::route::Target;
 use crate::source::{Source, SourceCounts, Unsettled};
-use crate::status::{DeviceView, LinkView, SinkView, StreamView};
-use crate::stream::{StreamCounts, StreamPart, Target};
+use crate::status::{DeviceView, LinkView, LookupView, SinkView, StreamView};
+use crate::stream::{Routers, StreamCounts, StreamPart};
 use crate::supervisor::{Health, State};
 use crate::table::{Reader, Readers, Table};
 use crate::wanted::{DeviceWish, SinkWish, StreamWish};
@@ -31,17 +37,19 @@ impl Running {
         &self,
         stream: &StreamSection,
         wish: StreamWish,
-    ) -> Worker<StreamWish, StreamView> {
+    ) -> Worker<StreamWish, (StreamView, Arc<Readers>)> {
+        let mut spec =
+            build::stream_spec(&self.document, stream, stream.event_time, &self.stream_tables);
         let (tx, queue) = mpsc::channel(self.document.limits.stream_queue as usize);
-        for (index, table) in stream.from.iter().enumerate() {
-            if let Some(table) = self.tables.get(table.as_str()) {
-                table.ends.readers.add(Reader { queue: tx.clone(), table: index });
+        for (index, table) in spec.tables.iter().enumerate() {
+            let device = self.tables.get(&table.name).map(|table| &table.ends.readers);
+            let stream = self.streams.get(&table.name).map(|stream| &stream.ends.1);
+            if let Some(readers) = device.or(stream) {
+                readers.add(Reader { queue: tx.clone(), table: index });
             }
         }
         let (health, counts) = (Arc::new(Health::default()), Arc::new(StreamCounts::default()));
         let (shown, engine) = watch::channel(None);
-        let late = stream.late.iter().flat_map(|late| &late.to);
-        let mut spec = build::stream_spec(&self.document, stream, stream.event_time);
         for table in &mut spec.tables {
             // One object for the table's rows and its streams: it need not be compared.
             match self.tables.get(table.name.as_str()) {
@@ -49,17 +57,28 @@ impl Running {
                 _ => {}
             }
         }
+        let readers = Arc::new(Readers::default());
+        let name: Arc<str> = stream.name.as_str().into();
+        let columns = self.stream_tables.get(&name).cloned();
+        let upstream = columns.map(|columns| Upstream::new(name.clone(), columns, readers.clone()));
+        let heard = self.document.devices_behind(stream).map(|(d, group)| d.part_name(group));
         let part = StreamPart {
+            tables: build::tables_of(&spec),
             spec,
-            name: stream.name.as_str().into(),
-            tables: stream.from.iter().map(|name| name.as_str().into()).collect(),
+            name,
+            upstream,
+            heard: heard.collect(),
+            lookups: self.lookups.values().map(|lookup| lookup.ends.lookup.clone()).collect(),
             sql_text: stream.sql.clone(),
             sql: self.sql.clone(),
             queue,
             store: self.store.clone(),
-            targets: self.targets(stream.to.iter().map(|route| route.sink.as_str())),
-            late_targets: self.targets(late.map(|route| route.sink.as_str())),
+            targets: self.targets(&stream.to),
+            late_targets: self.targets(stream.late.as_ref().map_or(&[], |late| &late.to)),
+            error_targets: self.targets(stream.on_error.as_ref().map_or(&[], |failed| &failed.to)),
+            unrouted: ledger::unrouted(stream.name.as_str()),
             id_prefix: format!("{}/{}", self.document.gateway.name, self.store.epoch()),
+            closes_old: stream.on_change == tidegate_config::OnChange::Close,
             sync_each: stream.sync == tidegate_config::Sync::Each,
             clock: self.around.clock.clone(),
             counts: counts.clone(),
@@ -67,10 +86,16 @@ impl Running {
             health: health.clone(),
             feeds: self.feeds.clone(),
             idle_after: stream.effective_idle_after(&self.document),
+            durable_time: self.durable_time.clone(),
+            routers: Routers::default(),
+            looked: None,
         };
         let view = StreamView {
             name: stream.name.to_string(),
             window: stream.window.clone(),
+            zone: stream.window.as_ref().and_then(|w| w.zone(&self.document)).map(str::to_owned),
+            event_time: stream.event_time,
+            unrouted: ledger::unrouted(stream.name.as_str()),
             health: health.clone(),
             counts,
             engine,
@@ -79,18 +104,49 @@ impl Running {
         let stop = CancellationToken::new();
         let task =
             run(&self.around.crews.compute, "stream", stream.name.as_str(), &health, &stop, part);
+        Worker { wish, ends: (view, readers), stop, task: Some(task) }
+    }
+
+    pub(super) fn lookup(
+        &self,
+        section: &LookupSection,
+        wish: LookupSection,
+    ) -> Worker<LookupSection, LookupView> {
+        let name = section.name.as_str();
+        let lookup = Arc::new(Lookup::new(name, section.schema()));
+        let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
+        let loads = Arc::new(Loads::default());
+        let view = LookupView {
+            name: name.to_owned(),
+            source: section.source.kind(),
+            lookup: lookup.clone(),
+            health: health.clone(),
+            loads: loads.clone(),
+        };
+        let part = LookupPart {
+            section: section.clone(),
+            lookup,
+            copy: lookup_copy(Path::new(&self.document.store.path), name),
+            clock: self.around.clock.clone(),
+            health: health.clone(),
+            loads,
+            stop: stop.clone(),
+        };
+        let task = run(&Handle::current(), "lookup", name, &health, &stop, part);
         Worker { wish, ends: view, stop, task: Some(task) }
     }
 
-    fn targets<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<Target> {
-        names
-            .filter_map(|name| self.document.sinks.iter().find(|s| s.name.as_str() == name))
-            .map(|sink| Target {
+    fn targets(&self, routes: &[Route]) -> Vec<Target> {
+        let target = |route: &Route| {
+            let sink = self.document.sinks.iter().find(|sink| sink.name == route.sink)?;
+            Some(Target {
                 sink: sink.name.as_str().into(),
                 encode: build::encode(&sink.driver),
                 results: ledger::results(sink.name.as_str()),
+                when: route.when.clone(),
             })
-            .collect()
+        };
+        routes.iter().filter_map(target).collect()
     }
 
     pub(super) fn table(
@@ -108,6 +164,7 @@ impl Running {
             held: None,
             next_position: self.store.log_end(&table.name),
             clock: self.around.clock.clone(),
+            durable_time: self.durable_time.clone(),
         };
         let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
         let task = run(&Handle::current(), "table", &table.name, &health, &stop, part);

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_web_ui::{
     Answer, Applied, ApplyOutcome, ConfigProblem, ConfigStatus, Console, Control, DeviceStatus,
-    GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted, PartState, Readiness, Reason,
-    RowsByQuality, SinkHop, SinkLanes, SinkStatus, SourceHop, Status, StoreStatus, StreamHop,
-    StreamStatus,
+    GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted, LookupStatus, PartState,
+    Readiness, Reason, RowsByQuality, SinkHop, SinkLanes, SinkStatus, SourceHop, Status,
+    StoreStatus, StreamHop, StreamStatus,
 };
 
 /// A sink's name with all that a label value must escape.
@@ -79,6 +79,8 @@ pub(crate) fn status() -> Status {
             boot_id: Some("6f1c7a52-9d2f-4b53-8f0e-1d5c2f7a9b10".into()),
             started: "2026-11-02T07:00:00.000000Z".into(),
             uptime_s: 86400.5,
+            time: "2026-11-03T07:00:00.500000Z".into(),
+            clock: "certain".into(),
         },
         config: ConfigStatus { revision: "c0ffee".into(), ..ConfigStatus::default() },
         config_problems: vec![ConfigProblem {
@@ -99,6 +101,19 @@ pub(crate) fn status() -> Status {
         devices: vec![device()],
         streams: vec![stream()],
         sinks: vec![sink()],
+        lookups: vec![LookupStatus {
+            name: "limits".into(),
+            source: "csv".into(),
+            state: PartState::Down,
+            rows: 3,
+            bytes: 400,
+            loaded: Some("2026-11-29T10:00:00.000000Z".into()),
+            age_s: Some(12.5),
+            kept: true,
+            loads: 2,
+            failures: 1,
+            last_error: Some("limits.csv: no such file".into()),
+        }],
         store: StoreStatus {
             commits: 86_400,
             file_bytes: 1_048_576,
@@ -144,12 +159,15 @@ fn stream() -> StreamStatus {
         accepted: 120,
         windowed: 110,
         late: 2,
+        future: 0,
+        restamped: 3,
         filtered: 0,
         failed: 0,
         dropped: 0,
         open_rows: 8,
         open_windows: 1,
         results: 11,
+        unrouted: 4,
         watermark: Some("2026-11-03T06:59:58.250000Z".into()),
         watermark_lag_s: Some(2.25),
         plans: 1,
@@ -194,10 +212,12 @@ fn ledger() -> Ledger {
             accepted: 120,
             windowed: 110,
             late: 2,
+            future: 0,
             filtered: 0,
             failed: 0,
             dropped: 0,
             open: 8,
+            unrouted: 4,
         }],
         sinks: vec![SinkHop {
             sink: HOSTILE.into(),

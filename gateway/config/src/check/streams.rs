@@ -2,48 +2,77 @@
 
 use std::collections::BTreeSet;
 
-use super::{Checker, PlannedTable, Results, SqlPlanner, SqlProblem, path_of};
+use super::{Checker, Results, SqlPlanner, SqlProblem, TableKind, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
-use crate::{Route, StreamSection, Window};
+use crate::{StreamSection, Window};
 
 impl Checker<'_> {
     pub(super) fn streams(&mut self, planner: &dyn SqlPlanner) -> Results {
-        let mut results = Results::new();
-        for (index, stream) in self.document.streams.iter().enumerate() {
+        let (mut results, mut held) = (Results::new(), Vec::new());
+        for index in self.stream_order(planner) {
+            let stream = &self.document.streams[index];
             let path = path_of("streams").then(index);
             let tables_known = self.from(stream, &path);
-            self.routes(&stream.to, &path.then("to"));
-            if let Some(late) = &stream.late {
-                self.late(stream, &late.to, &path.then("late"));
-            }
+            self.routes(stream, &path);
             if self.is_damaged("streams", &stream.name) {
                 continue;
             }
-            if stream.to.is_empty() {
+            if stream.to.is_empty() && !self.is_read(stream, planner) {
                 let message = format!("the results of `{}` go nowhere", stream.name);
-                let hint = "name a sink: `to: [ { sink: … } ]`";
+                let hint = "name a sink, `to: [ { sink: … } ]`, or let another stream read it";
                 self.say(Code::NoSink, &path.then("to"), message, Some(hint));
             }
             self.window(stream, &path);
             if !tables_known {
                 continue;
             }
-            let tables: Vec<_> = self
-                .tables
-                .iter()
-                .filter(|t| stream.from.iter().any(|name| name.as_str() == t.name))
-                .map(|t| PlannedTable { name: &t.name, schema: t.columns.clone() })
-                .collect();
+            if let Some(window) = &stream.window {
+                self.window_columns(planner, stream, window, &path);
+            }
+            let Some(tables) = self.planned_tables(stream, planner, &path) else {
+                continue;
+            };
+            let from = tables.iter().filter(|table| table.kind == TableKind::From);
+            let columns: Vec<_> = from.map(|table| table.schema.clone()).collect();
             match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
                 Ok(schema) => {
+                    self.becomes_table(stream, &schema);
+                    self.conditions(planner, stream, &schema, &columns, &path);
                     results.insert(index, schema);
+                    held.extend(planner.keeps_rows(self.document, stream).map(|why| (index, why)));
                 }
                 Err(problem) => self.sql(&path.then("sql"), problem),
             }
         }
+        for (index, reason) in held {
+            self.held(&self.document.streams[index], &path_of("streams").then(index), &reason);
+        }
         results
+    }
+
+    /// Checks that rows which are kept until their windows are over fit where they are kept.
+    fn held(&mut self, stream: &StreamSection, path: &Path, reason: &str) {
+        let Some(bytes) = stream.held_rows(self.document) else {
+            return;
+        };
+        let (memory, log) = (self.document.stream_memory(), self.document.log_bytes());
+        let (where_to, max) = if bytes > memory {
+            ("`limits.memory` leaves each stream", memory)
+        } else if bytes > log {
+            ("`store.max_bytes` leaves the logs", log)
+        } else {
+            return;
+        };
+        let message = format!(
+            "the rows of its windows weigh about {} MiB at the rates of its devices, more than the \
+             {max} that {where_to}; they are kept because {reason}",
+            bytes.get().div_ceil(1 << 20)
+        );
+        let hint =
+            "shorten the window, raise the bound, or use SQL whose rows are folded as they come";
+        self.say(Code::WindowShape, &path.then("window"), message, Some(hint));
     }
 
     /// Checks the tables. False where SQL cannot be planned against them.
@@ -68,51 +97,32 @@ impl Checker<'_> {
         usable
     }
 
-    /// Notes a table that is none; a device or a stream of that name is a common slip.
+    /// Notes a table that is none; a device or a lookup of that name is a common slip. False where
+    /// SQL cannot be planned against it.
     fn reads(&mut self, table: &crate::Name, path: &Path) -> bool {
+        if self.tables.iter().any(|t| t.name == table.as_str()) {
+            return true;
+        }
+        if self.document.streams.iter().any(|s| s.name == *table) {
+            return self.reads_stream(table, path);
+        }
+        if self.is_damaged("streams", table) || self.is_damaged("lookups", table) {
+            return false;
+        }
         let device = self.document.devices.iter().find(|d| d.name == *table);
-        let known = self.tables.iter().any(|t| t.name == table.as_str());
         let hint = match device {
-            Some(device) if !known => {
-                format!(
-                    "the device `{table}` puts its rows into the table `{}`",
-                    device.table_name()
-                )
+            Some(device) => format!(
+                "the device `{table}` puts its rows into the table `{}`",
+                device.table_name()
+            ),
+            None if self.document.lookups.iter().any(|l| l.name == *table) => {
+                "a lookup has no rows that come: leave it out here, and join it in the SQL"
+                    .to_owned()
             }
-            _ if !known && self.document.streams.iter().any(|s| s.name == *table) => {
-                "streams cannot read other streams yet".to_owned()
-            }
-            _ => return self.refers("table", "tables", table, path),
+            None => return self.refers("table", "tables", table, path),
         };
         self.say(Code::UnknownName, path, format!("there is no table `{table}`"), Some(&hint));
         false
-    }
-
-    fn routes(&mut self, routes: &[Route], path: &Path) {
-        let mut seen = BTreeSet::new();
-        for (index, route) in routes.iter().enumerate() {
-            let path = path.then(index).then("sink");
-            if !seen.insert(&route.sink) {
-                let message = format!("the sink `{}` stands twice", route.sink);
-                self.say(Code::NameTwice, &path, message, Some("each sink gets a result once"));
-            }
-            self.refers("sink", "sinks", &route.sink, &path);
-        }
-    }
-
-    fn late(&mut self, stream: &StreamSection, to: &[Route], path: &Path) {
-        self.routes(to, &path.then("to"));
-        if self.is_damaged("streams", &stream.name) {
-            return;
-        }
-        if to.is_empty() {
-            let hint = "name a sink, or leave `late` out: late rows are counted anyway";
-            self.say(Code::EmptyList, &path.then("to"), "`late` names no sink", Some(hint));
-        }
-        if stream.window.is_none() {
-            let message = format!("`{}` has no window, so no row is late", stream.name);
-            self.say(Code::WindowShape, path, message, Some("leave `late` out"));
-        }
     }
 
     fn window(&mut self, stream: &StreamSection, path: &Path) {
@@ -122,9 +132,13 @@ impl Checker<'_> {
             self.say(Code::SpanRange, &path.then("idle_after"), message, Some(hint));
         }
         let Some(Window::Tumbling(tumbling)) = &stream.window else {
+            if let Some(window) = &stream.window {
+                self.window_lengths(stream, window, path);
+            }
             return;
         };
         let path = path.then("window").then("tumbling");
+        self.window_zone(tumbling.size, tumbling.timezone.as_deref(), &path);
         if tumbling.size.duration().is_zero() {
             let hint = "write the length of a window, such as `10s`";
             self.say(
@@ -141,7 +155,7 @@ impl Checker<'_> {
         }
     }
 
-    fn sql(&mut self, path: &Path, problem: SqlProblem) {
+    pub(super) fn sql(&mut self, path: &Path, problem: SqlProblem) {
         let SqlProblem { message, position, hint } = problem;
         let spans = &self.loaded.spans;
         let found = match position {

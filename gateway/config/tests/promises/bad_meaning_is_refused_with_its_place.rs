@@ -155,6 +155,88 @@ fn replay() {
 }
 
 #[test]
+fn kinds_of_windows() {
+    // The window stands on line 11, from column 13 on.
+    let window =
+        |window: &str| SOUND.replace("    to: [", &format!("    window: {window}\n    to: ["));
+    let two = |kind: &str| {
+        let more = "  - { name: zeal, driver: { generate: { points: [ { name: level, value: \
+                    { constant: 1 } } ] } } }\nstreams:";
+        window(kind).replace("streams:", more).replace("from: [waves]", "from: [waves, zeal]")
+    };
+    cases(&[
+        (&window("{ hopping: { size: 1h, step: 10s } }"), &[]),
+        (&window("{ hopping: { size: 10s, step: 3s, offset: 2s } }"), &[]),
+        (&window("{ hopping: { size: 0s, step: 1s } }"), &[("E0405", 11, 32, "a window of 0s")]),
+        (&window("{ hopping: { size: 1s, step: 0s } }"), &[("E0405", 11, 42, "leads nowhere")]),
+        (&window("{ hopping: { size: 1s, step: 2s } }"), &[("E0405", 11, 42, "are in none")]),
+        (
+            &window("{ hopping: { size: 9s, step: 2s, offset: 2s } }"),
+            &[("E0405", 11, 54, "the offset 2s is not less than 2s")],
+        ),
+        (&window("{ cumulative: { size: 1d, step: 1m } }"), &[]),
+        (
+            &window("{ cumulative: { size: 1m, step: 7s } }"),
+            &[("E0405", 11, 45, "1m is not a multiple of 7s")],
+        ),
+        (&window("{ sliding: { size: 10s } }"), &[]),
+        (&window("{ sliding: { size: 0s } }"), &[("E0405", 11, 32, "holds its row alone")]),
+        (&window("{ session: { gap: 5m, by: [ device ] } }"), &[]),
+        (&window("{ session: { gap: 0s } }"), &[("E0405", 11, 31, "a gap of 0s")]),
+        (
+            &window("{ session: { gap: 5m, length_max: 1m } }"),
+            &[("E0405", 11, 47, "no window of 1m lasts until a gap of 5m")],
+        ),
+        (&window("{ session: { gap: 5m, length_max: 0s } }"), &[("E0405", 11, 47, "at most 0s")]),
+        (
+            &window("{ session: { gap: 5m, by: [ device, devise ] } }"),
+            &[("E0303", 11, 49, "did you mean `device`?")],
+        ),
+        (&window("{ count: { rows: 10, step: 3 } }"), &[]),
+        (&window("{ count: { rows: 0 } }"), &[("E0405", 11, 30, "a window of 0 rows")]),
+        (
+            &window("{ count: { rows: 3, step: 4 } }"),
+            &[("E0405", 11, 39, "a step of 4 with windows of 3 rows")],
+        ),
+        (&two("{ count: { rows: 3 } }"), &[("E0405", 12, 15, "are over one table")]),
+        (&two("{ session: { gap: 1s, by: [ device ] } }"), &[]),
+        (&window("{ state: { begin: level > 80, end: level < 70 } }"), &[]),
+        (
+            &window("{ state: { begin: level > 80, end: lever < 70 } }"),
+            &[("E0501", 11, 48, "there is no column lever")],
+        ),
+        (
+            &window("{ state: { begin: a > 80, end: level < 70, length_max: 0s } }"),
+            &[("E0501", 11, 31, "there is no column a"), ("E0405", 11, 68, "at most 0s")],
+        ),
+    ]);
+}
+
+/// A row of 56 bytes each second (time, two short texts, number, value), for 30 days: 138.4 MiB.
+#[test]
+fn windows_whose_rows_do_not_fit() {
+    let window = |sql: &str, size: &str| {
+        let sql = format!("{sql}\n    window: {{ {size} }}");
+        SOUND.replace("SELECT level FROM waves", &sql)
+    };
+    let median = "SELECT level AS median FROM waves";
+    cases(&[
+        (&window("SELECT level FROM waves", "tumbling: { size: 30d }"), &[]),
+        (&window(median, "tumbling: { size: 1h }"), &[]),
+        (
+            &window(median, "tumbling: { size: 30d }"),
+            &[("E0405", 11, 5, "about 139 MiB at the rates of its devices, more than the 64MiB")],
+        ),
+        (
+            &window(median, "hopping: { size: 30d, step: 1h }"),
+            &[("E0405", 11, 5, "because median() needs all rows")],
+        ),
+        (&window(median, "session: { gap: 30d }"), &[]),
+        (&window(median, "count: { rows: 2000000 }"), &[("E0405", 11, 5, "about 107 MiB")]),
+    ]);
+}
+
+#[test]
 fn streams() {
     let window =
         |window: &str| SOUND.replace("    to: [", &format!("    window: {window}\n    to: ["));
@@ -182,7 +264,7 @@ fn streams() {
         ),
         (&SOUND.replace("from: [waves]", "from: []"), &[("E0412", 9, 11, "names no table")]),
         (&SOUND.replace("from: [waves]", "from: [waves, waves]"), &[("E0302", 9, 19, "twice")]),
-        (&SOUND.replace("from: [waves]", "from: [out_1]"), &[("E0303", 9, 12, "yet")]),
+        (&SOUND.replace("from: [waves]", "from: [out_1]"), &[("E0307", 9, 12, "circle")]),
     ]);
 }
 
@@ -432,6 +514,99 @@ fn names_of_points_are_told_once() {
             "devices:\n  - name: f\n    driver: { generate: { points: [ { name: a, value: { constant: \
              1 } }, { name: a, value: { constant: 1 } } ] } }\n",
             &[("E0306", 5, 82, "the point `a` stands twice")],
+        ),
+    ]);
+}
+
+#[test]
+fn streams_that_read_streams() {
+    let tail = "sinks: [ { name: out, driver: { stdout: {} } } ]\n";
+    let device = "devices:\n  - { name: m, driver: { generate: { points: [ { name: v, value: { constant: 1 } } \
+                  ] } } }\nstreams:\n";
+    let stream = |name: &str, from: &str, window: bool, sql: &str, to: &str| {
+        let window = if window { "window: { tumbling: { size: 10s } }, " } else { "" };
+        format!("  - {{ name: {name}, from: [{from}], {window}sql: \"{sql}\"{to} }}\n")
+    };
+    let to = ", to: [ { sink: out } ]";
+    let case = |streams: &[String]| format!("{device}{}{tail}", streams.concat());
+    let a = |to: &str| stream("a", "m", true, "SELECT v FROM m", to);
+    cases(&[
+        // In any order, and without a sink of its own.
+        (&case(&[stream("b", "a", true, "SELECT v FROM a", to), a("")]), &[]),
+        (
+            &case(&[a("")]),
+            &[("W0410", 6, 5, "let another stream read it"), ("W0411", 7, 18, "no stream sends")],
+        ),
+        // The columns of the one are known to the other, and its tests.
+        (
+            &format!(
+                "{}tests:\n  - {{ name: t, stream: b, input: [ {{ at: 1s, device: any, v: 1.5 }}, {{ at: 1s, \
+                 w: 1 }} ], expect: {{ late: 0 }} }}\n",
+                case(&[a(""), stream("b", "a", true, "SELECT v FROM a", to)])
+            ),
+            &[("E0601", 10, 79, "no column `w`")],
+        ),
+        (
+            &case(&[
+                stream("a", "c", false, "SELECT v FROM c", to),
+                stream("b", "a", false, "SELECT v FROM a", to),
+                stream("c", "b", false, "SELECT v FROM b", to),
+                stream("d", "d", false, "SELECT v FROM d", to),
+            ]),
+            &[
+                ("E0307", 6, 23, "`a` reads `c` reads `b` reads `a`"),
+                ("E0307", 9, 23, "`d` reads `d`"),
+            ],
+        ),
+        (
+            &case(&[
+                stream("a", "m", false, "SELECT v FROM m", ""),
+                stream("b", "a", true, "SELECT v FROM a", to),
+            ]),
+            &[("E0308", 7, 23, "add `time` to its SELECT")],
+        ),
+        (
+            &case(&[stream("b", "m", true, "SELECT v FROM m JOIN latest('n')", to)]),
+            &[("E0303", 6, 91, "there is no table, stream or device `n`")],
+        ),
+    ]);
+}
+
+#[test]
+fn lookups() {
+    let lookup = |name: &str, rest: &str| {
+        format!("lookups:\n  - {{ name: {name}, source: {{ csv: {{ path: a.csv }} }}, {rest} }}\n")
+    };
+    let column = "columns: [ { name: device, type: string } ]";
+    cases(&[
+        (&format!("{SOUND}{}", lookup("limits", column)), &[]),
+        (
+            &format!("{SOUND}{}", lookup("waves", column)),
+            &[("E0302", 16, 13, "called like the table `waves`")],
+        ),
+        (
+            &format!("{SOUND}{}", lookup("out_1", column)),
+            &[("E0302", 16, 13, "called like the stream `out_1`")],
+        ),
+        (
+            &format!("{SOUND}{}", lookup("limits", "columns: []")),
+            &[("E0412", 16, 64, "has no column")],
+        ),
+        (
+            &format!(
+                "{SOUND}{}",
+                lookup("l", &format!("{column}, max_rows: 0, max_bytes: 1GiB, refresh: 10ms"))
+            ),
+            &[
+                ("E0409", 16, 105, "from 1 to"),
+                ("E0409", 16, 119, "up to 64MiB"),
+                ("E0406", 16, 134, "1s or more"),
+            ],
+        ),
+        (
+            "lookups:\n  - { name: l, source: { http: { url: \"ftp://a/b\" } }, columns: [ { name: a, type: \
+             f64 } ] }\n",
+            &[("E0204", 4, 39, "is not an HTTP address")],
         ),
     ]);
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use tidegate_config::{
-    Environment, Loaded, PlannedTable, Problems, SourceFile, SqlPlanner, SqlProblem, load_and_check,
+    Document, Environment, Loaded, PlannedTable, Problems, SourceFile, SqlPlanner, SqlProblem,
+    StreamSection, load_and_check,
 };
 
 /// Understands `SELECT a, b AS c FROM t`: enough to tell which columns come out. Refuses `SELEC`,
@@ -30,18 +31,43 @@ impl SqlPlanner for Planner {
             }
         }
         let table = tables.first().expect("a table");
-        assert!(sql.contains(table.name), "{sql} does not read {}", table.name);
+        assert!(sql.contains(&*table.name), "{sql} does not read {}", table.name);
         let sql = sql.replace('\n', " ");
         let columns = sql.split("SELECT ").nth(1).and_then(|s| s.split(" FROM").next()).unwrap();
         let fields: Vec<_> = columns
             .split(", ")
             .map(|column| {
                 let name = column.rsplit(' ').next().unwrap().trim_matches('"');
-                let known = table.schema.field_with_name(name).map(|f| f.data_type().clone());
+                let fields = tables.iter().map(|table| table.schema.field_with_name(name));
+                let known = fields.flatten().next().map(|f| f.data_type().clone());
                 Field::new(name, known.unwrap_or(DataType::Float64), true)
             })
             .collect();
         Ok(Arc::new(Schema::new(fields)))
+    }
+
+    /// The first name in `latest('…')`, which stands on one line.
+    fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))> {
+        let Some((before, after)) = sql.split_once("latest('") else {
+            return Vec::new();
+        };
+        let name = after.split('\'').next().unwrap().to_owned();
+        vec![(name, (1, u32::try_from(before.len()).unwrap() + 1))]
+    }
+
+    /// Where the SQL speaks of a median.
+    fn keeps_rows(&self, _: &Document, stream: &StreamSection) -> Option<String> {
+        stream.sql.contains("median").then(|| "median() needs all rows".to_owned())
+    }
+
+    /// Understands `a > 1`, where `a` is a column.
+    fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem> {
+        let name = text.split(' ').next().expect("a word");
+        if columns.field_with_name(name).is_ok() {
+            return Ok(());
+        }
+        let message = format!("there is no column {name}");
+        Err(SqlProblem { message, position: Some((1, 1)), hint: None })
     }
 }
 
@@ -52,6 +78,18 @@ impl SqlPlanner for Refusing {
     fn plan(&self, _: &str, _: &[PlannedTable<'_>], _: bool) -> Result<SchemaRef, SqlProblem> {
         let position = Some((2, 70));
         Err(SqlProblem { message: "refused".to_owned(), position, hint: None })
+    }
+
+    fn latest(&self, _: &str) -> Vec<(String, (u32, u32))> {
+        Vec::new()
+    }
+
+    fn keeps_rows(&self, _: &Document, _: &StreamSection) -> Option<String> {
+        None
+    }
+
+    fn condition(&self, _: &str, _: &SchemaRef) -> Result<(), SqlProblem> {
+        unreachable!("no stream is planned")
     }
 }
 

@@ -6,21 +6,30 @@
 //! Source: design page "The engine", sections A stream and Execution; DataFusion 55.2.
 
 mod check;
+mod condition;
 mod error;
 mod feed;
 mod guard;
+mod incremental;
+mod mode;
+#[cfg(test)]
+mod pieces;
 mod planner;
+mod pool;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod shapes;
+mod sides;
+mod timed;
+mod together;
 
+use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::catalog::{
     CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList,
     MemorySchemaProvider, SchemaProvider,
@@ -28,24 +37,32 @@ use datafusion::catalog::{
 use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
-use datafusion::execution::memory_pool::GreedyMemoryPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SessionStateDefaults, context::SQLOptions};
 use datafusion::logical_expr::{LogicalPlan, ScalarUDF};
 use datafusion::physical_plan::execution_plan::reset_plan_states;
+use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, displayable};
 use datafusion::prelude::SessionConfig;
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
 use futures::{FutureExt, TryStreamExt};
 
+pub use condition::{Condition, rows_where};
 pub use error::SqlError;
+pub use mode::Mode;
+pub use sides::{Tables, latest_names};
 
-use crate::functions::{self, BoundsCell};
-use crate::window::Bounds;
+use crate::functions::{self, BoundsCell, Memory};
+use crate::lookup::Lookup;
+use crate::window::{Bounds, Window};
 use feed::Feed;
-use planner::CountingPlanner;
+use incremental::{Incremental, Refusal};
+pub(crate) use planner::CountingPlanner;
+use pool::Bounded;
+use sides::Sides;
+use together::Twin;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +98,7 @@ impl Sql {
     pub fn new(memory_max: usize) -> Result<Self, SqlError> {
         let disk = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
         let runtime = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(GreedyMemoryPool::new(memory_max)))
+            .with_memory_pool(Arc::new(Bounded::new(memory_max)))
             .with_disk_manager_builder(disk)
             .build_arc()?;
         let mut scalars = SessionStateDefaults::default_scalar_functions();
@@ -98,30 +115,71 @@ impl Sql {
         tables: &[TableSchema],
         windowed: bool,
     ) -> Result<Query, SqlError> {
+        self.plan_with(sql, &Tables { from: tables, latest: &[], lookups: &[] }, windowed)
+    }
+
+    /// The same where SQL may also look at each device's last row, by `latest('…')`, and at
+    /// lookups. Without a window these are all that may be joined: each row stays by itself.
+    pub fn plan_with(
+        &self,
+        sql: &str,
+        tables: &Tables<'_>,
+        windowed: bool,
+    ) -> Result<Query, SqlError> {
         guard::check(sql, windowed)?;
         let cell = Arc::new(BoundsCell::default());
-        let feeds: Vec<Arc<Feed>> =
-            tables.iter().map(|table| Arc::new(Feed::new(Arc::clone(&table.schema)))).collect();
+        let feed = |table: &TableSchema| Arc::new(Feed::new(Arc::clone(&table.schema)));
+        let feeds: Vec<Arc<Feed>> = tables.from.iter().map(feed).collect();
         let planner = Arc::new(CountingPlanner::default());
-        let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
+        let mut sides = Sides::new(tables, &feeds)?;
+        let state = self.state(tables, &sides, windowed.then_some(&cell), &planner)?;
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
+            futures::executor::block_on(Planned::new(&state, sql, tables, &sides, windowed, &cell))
         })?;
-        Ok(Query { windowed, feeds, cell, context: state.task_ctx(), plan, planner })
+        sides.note(&plan.physical)?;
+        let (mode, parts) = match windowed.then(|| Incremental::of(&plan.physical, &feeds)) {
+            None => (Mode::Stateless, None),
+            Some(_) if sides.are_read() => {
+                let reason = "it looks at other tables when the window is over".to_owned();
+                (Mode::Recompute { reason }, None)
+            }
+            Some(Ok(parts)) => (Mode::Incremental, Some(parts)),
+            Some(Err(Refusal::Reason(reason))) => (Mode::Recompute { reason }, None),
+            Some(Err(Refusal::Failed(error))) => return Err(error.into()),
+        };
+        Ok(Query {
+            sql: sql.to_owned(),
+            mode,
+            parts,
+            feeds,
+            sides,
+            warm: None,
+            cell,
+            context: state.task_ctx(),
+            plan,
+            planner,
+            conditions: Vec::new(),
+            twin: None,
+        })
+    }
+
+    /// A state that knows no table.
+    fn bare_state(&self, window: Option<&Arc<BoundsCell>>) -> Result<SessionState, SqlError> {
+        let none = Tables { from: &[], latest: &[], lookups: &[] };
+        self.state(&none, &Sides::new(&none, &[])?, window, &Arc::default())
     }
 
     fn state(
         &self,
-        tables: &[TableSchema],
-        feeds: &[Arc<Feed>],
+        tables: &Tables<'_>,
+        sides: &Sides,
         window: Option<&Arc<BoundsCell>>,
         planner: &Arc<CountingPlanner>,
     ) -> Result<SessionState, SqlError> {
         let schema = MemorySchemaProvider::new();
-        for (table, feed) in tables.iter().zip(feeds) {
-            let provider = StreamingTable::try_new(Arc::clone(&table.schema), vec![feed.clone()])?;
-            if schema.register_table(table.name.clone(), Arc::new(provider))?.is_some() {
-                return Err(SqlError::new(format!("table `{}` is given twice", table.name)));
+        for (name, provider) in sides.named(tables) {
+            if schema.register_table(name.clone(), provider)?.is_some() {
+                return Err(SqlError::new(format!("table `{name}` is given twice")));
             }
         }
         let catalog = MemoryCatalogProvider::new();
@@ -130,6 +188,7 @@ impl Sql {
         catalogs.register_catalog("datafusion".into(), Arc::new(catalog));
 
         let mut scalars = self.scalars.clone();
+        scalars.extend(functions::scalars());
         scalars.extend(window.into_iter().flat_map(functions::window_functions));
         let mut aggregates = SessionStateDefaults::default_aggregate_functions();
         aggregates.extend(functions::aggregates());
@@ -142,6 +201,7 @@ impl Sql {
             .with_scalar_functions(scalars)
             .with_aggregate_functions(aggregates)
             .with_window_functions(SessionStateDefaults::default_window_functions())
+            .with_table_function_list(vec![sides.function()])
             .build())
     }
 }
@@ -166,6 +226,8 @@ fn config() -> SessionConfig {
     options.execution.collect_statistics = false;
     options.execution.enable_recursive_ctes = false;
     options.execution.planning_concurrency = 1;
+    // A partial aggregation that meets many groups would hand on a state for each row.
+    options.execution.skip_partial_aggregation_probe_ratio_threshold = 2.0;
     // Reserved for merging spilled runs; nothing is spilled, and small pools must be able to sort.
     options.execution.sort_spill_reservation_bytes = 0;
     options.sql_parser.collect_spans = true;
@@ -203,20 +265,32 @@ fn end_of(sql: &str) -> (u64, u64) {
 
 #[derive(Debug)]
 struct Planned {
+    /// As it came from the SQL text.
+    text: LogicalPlan,
     logical: LogicalPlan,
     physical: Arc<dyn ExecutionPlan>,
+    /// Rows have to be computed one by one, or their order would be lost.
+    by_row: bool,
+    memory: Memory,
 }
 
 impl Planned {
     async fn new(
         state: &SessionState,
         sql: &str,
-        tables: &[TableSchema],
+        tables: &Tables<'_>,
+        sides: &Sides,
         windowed: bool,
+        cell: &Arc<BoundsCell>,
     ) -> Result<Self, SqlError> {
         let known = || {
-            let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
-            format!("tables of this stream: {}", names.join(", "))
+            let names: Vec<&str> = tables.from.iter().map(|t| t.name.as_str()).collect();
+            let lookups: Vec<&str> = tables.lookups.iter().map(|l| l.name()).collect();
+            let tables = format!("tables of this stream: {}", names.join(", "));
+            if lookups.is_empty() {
+                return tables;
+            }
+            format!("{tables}; lookups: {}", lookups.join(", "))
         };
         let dialect = &state.config_options().sql_parser.dialect;
         let statement = state.sql_to_statement(sql, dialect).map_err(|error| {
@@ -243,26 +317,91 @@ impl Planned {
             .with_allow_statements(false)
             .verify_plan(&plan)
             .map_err(|_| check::not_a_select())?;
-        check::plan(&plan, windowed)
+        check::plan(&plan, windowed, sides)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+        let text = plan.clone();
+        let plan = timed::with_times(plan, tables.from)?;
+        let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
         let logical = state.optimize(&plan)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
-        Ok(Self { logical, physical: feed::in_order(physical)? })
+        let physical = feed::in_order(physical)?;
+        let (physical, by_row) =
+            if windowed { (physical, false) } else { sides.keep_order(physical)? };
+        Ok(Self { text, logical, physical, by_row, memory })
     }
 }
+
+/// A plan that ran without a window, whose joins still have the tables beside the rows as they built
+/// them: a batch of one row is not to cost a look at each row of a lookup.
+#[derive(Debug)]
+struct Warm {
+    plan: Arc<dyn ExecutionPlan>,
+    /// Of the tables beside the rows.
+    version: u64,
+    runs: u32,
+}
+
+/// Runs of a plan that is not reset at most: its metrics grow with each.
+const WARM_RUNS: u32 = 1_000;
 
 /// A planned SELECT.
 #[derive(Debug)]
 pub struct Query {
-    windowed: bool,
+    sql: String,
+    mode: Mode,
+    /// Where it can be computed in pieces.
+    parts: Option<Incremental>,
     feeds: Vec<Arc<Feed>>,
+    sides: Sides,
+    warm: Option<Warm>,
     cell: Arc<BoundsCell>,
     context: Arc<TaskContext>,
     plan: Planned,
     planner: Arc<CountingPlanner>,
+    /// Those of the stream's window.
+    conditions: Vec<Condition>,
+    /// What computes many windows at once.
+    twin: Option<Twin>,
 }
 
 impl Query {
+    /// Makes it compute many windows in one execution, where its SQL is such that this gives the
+    /// same; otherwise they are computed one by one.
+    pub(crate) fn with_twin(mut self, sql: &Sql) -> Result<Self, SqlError> {
+        let [feed] = &self.feeds[..] else {
+            return Ok(self);
+        };
+        if self.sides.are_read() {
+            return Ok(self);
+        }
+        let (table, output) = (feed.schema(), self.plan.physical.schema());
+        let state = sql.bare_state(Some(&self.cell))?;
+        let twin = Twin::of(&self.plan.text, table, &output, &state, &self.cell);
+        self.twin = on_a_deep_stack(|| Ok(futures::executor::block_on(twin)))?;
+        Ok(self)
+    }
+
+    /// Makes it compute windows one by one.
+    #[cfg(test)]
+    pub(crate) fn without_twin(self) -> Self {
+        Self { twin: None, ..self }
+    }
+
+    /// Whether it computes many windows in one execution.
+    pub fn computes_together(&self) -> bool {
+        self.twin.is_some()
+    }
+
+    /// Adds the conditions of the stream's window.
+    pub(crate) fn with_conditions(self, conditions: Vec<Condition>) -> Self {
+        Self { conditions, ..self }
+    }
+
+    /// The conditions of the stream's window, in the order in which it has them.
+    pub(crate) fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+
     /// The columns of the result.
     pub fn schema(&self) -> SchemaRef {
         self.plan.physical.schema()
@@ -270,21 +409,85 @@ impl Query {
 
     /// Whether it was planned to run over windows.
     pub fn windowed(&self) -> bool {
-        self.windowed
+        self.mode != Mode::Stateless
+    }
+
+    /// Its text.
+    pub fn sql(&self) -> &str {
+        &self.sql
+    }
+
+    /// How it is computed over windows that are runs of panes; other kinds keep their rows.
+    pub fn mode(&self) -> &Mode {
+        &self.mode
     }
 
     /// How the query is computed and why, and its plans, as text for a person.
     pub fn explain(&self) -> String {
-        let mode = if self.windowed {
-            "recompute: a window's rows are kept, and the whole plan runs over them when it closes"
-        } else {
-            "stateless: each row is filtered and shaped by itself, and nothing is kept"
+        let mode = match &self.mode {
+            Mode::Stateless if self.remembers() => {
+                "by row: each row is filtered and shaped by itself \
+                 and by what functions remember of the rows before"
+                    .to_owned()
+            }
+            mode => mode.to_string(),
+        };
+        let together = match &self.twin {
+            Some(_) => "; windows that are over together are computed in one execution",
+            None => "",
+        };
+        let latest = self.sides.latest().map(|name| format!("latest('{name}')"));
+        let lookups = self.sides.lookups().map(|lookup| lookup.name().to_owned());
+        let beside: Vec<String> = latest.chain(lookups).collect();
+        let beside = match beside.as_slice() {
+            [] => String::new(),
+            beside => format!("; looks at {}", beside.join(", ")),
         };
         format!(
-            "mode: {mode}\nlogical plan:\n{}\nphysical plan:\n{}",
+            "mode: {mode}{together}{beside}\nlogical plan:\n{}\nphysical plan:\n{}",
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
+    }
+
+    /// The lookups that the SQL reads. One that was never loaded is empty.
+    pub fn lookups(&self) -> impl Iterator<Item = &Arc<Lookup>> {
+        self.sides.lookups()
+    }
+
+    /// The columns that the SQL reads of what `latest` reads, by index as given to
+    /// [`Sql::plan_with`].
+    pub(crate) fn latest_columns(&self, index: usize) -> BTreeSet<usize> {
+        self.sides.latest_columns(index)
+    }
+
+    /// Gives `latest` its rows, which stay until there are others.
+    pub(crate) fn set_latest(&mut self, index: usize, rows: RecordBatch) {
+        self.sides.set_latest(index, rows);
+    }
+
+    /// Says how the windows are made that this query runs over, before it first runs: functions
+    /// over time need to know where a value holds that came before.
+    pub fn over(&self, window: &Window) {
+        self.cell.over(window);
+    }
+
+    /// Whether it has functions whose results depend on earlier runs, or on the bounds of the window
+    /// that runs: it must run over one window at a time, in order of time.
+    pub fn remembers(&self) -> bool {
+        !self.plan.memory.is_empty()
+    }
+
+    /// What functions remember, for [`Query::remember`] after a restart; empty where there is
+    /// nothing. At most some 1.5 MB for each function.
+    pub fn remembered(&self) -> Vec<u8> {
+        self.plan.memory.save()
+    }
+
+    /// Takes up what [`Query::remembered`] gave, also of other SQL: calls that are the same go on.
+    /// An error says why the bytes cannot be read; then nothing is taken up.
+    pub fn remember(&self, remembered: &[u8]) -> Result<(), &'static str> {
+        self.plan.memory.load(remembered)
     }
 
     /// How often a physical plan was made for this query: 1, however often it ran.
@@ -306,35 +509,143 @@ impl Query {
         bounds: Option<Bounds>,
     ) -> Result<Vec<RecordBatch>, SqlError> {
         assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
-        assert_eq!(bounds.is_some(), self.windowed, "bounds exactly where there is a window");
-        for (feed, rows) in self.feeds.iter().zip(inputs) {
-            feed.fill(rows);
-        }
+        assert_eq!(bounds.is_some(), self.windowed(), "bounds exactly where there is a window");
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        // Nothing that a run touches outlives it, so a panic leaves nothing half done.
-        let result = AssertUnwindSafe(self.run()).catch_unwind().await.unwrap_or_else(|_| {
-            Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
-        });
+        self.sides.fill_lookups();
+        self.plan.memory.begin();
+        let result = self.run_over(inputs).await;
+        self.settle(result.is_ok());
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }
+        self.sides.clear_lookups();
         result
     }
 
-    /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
-    async fn run(&self) -> Result<Vec<RecordBatch>, SqlError> {
-        let plan = reset_plan_states(Arc::clone(&self.plan.physical))?;
+    /// Runs a plan whose functions may remember something; where it fails they have not.
+    async fn run_once(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        self.plan.memory.begin();
+        let result = self.run(plan).await;
+        self.settle(result.is_ok());
+        result
+    }
+
+    /// Keeps what functions remember of a run that did not fail.
+    fn settle(&self, done: bool) {
+        if done {
+            self.plan.memory.commit();
+        } else {
+            self.plan.memory.rollback();
+        }
+    }
+
+    /// Runs the plan over all rows at once, or over each by itself.
+    async fn run_over(
+        &mut self,
+        inputs: Vec<Vec<RecordBatch>>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        if !self.plan.by_row {
+            for (feed, rows) in self.feeds.iter().zip(inputs) {
+                feed.fill(rows);
+            }
+            return self.run_own().await;
+        }
         let mut results = Vec::new();
-        for partition in 0..plan.output_partitioning().partition_count() {
-            let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
-            while let Some(batch) = stream.try_next().await? {
-                if batch.num_rows() > 0 {
-                    results.push(batch);
+        for (feed, batches) in self.feeds.clone().into_iter().zip(inputs) {
+            for batch in batches {
+                for row in 0..batch.num_rows() {
+                    feed.fill(vec![batch.slice(row, 1)]);
+                    results.extend(self.run_own().await?);
                 }
             }
+            feed.fill(Vec::new());
         }
         Ok(results)
     }
+
+    /// Runs the query over many windows at once, in order: for each its bounds, and how many of the
+    /// rows of the one table are its. Gives back the rows of each. An error says that one of them
+    /// failed, not which.
+    ///
+    /// # Panics
+    /// Where the query does not compute windows together.
+    pub(crate) async fn execute_together(
+        &mut self,
+        inputs: Vec<Vec<RecordBatch>>,
+        windows: Vec<(Bounds, usize)>,
+    ) -> Result<Vec<Vec<RecordBatch>>, SqlError> {
+        assert_eq!(inputs.len(), 1, "a query over one table");
+        let failed = |error| SqlError::from(DataFusionError::from(error));
+        let (mut results, lacks_empty) = match &self.twin {
+            None => return Err(SqlError::new("this query computes one window at a time")),
+            Some(twin) => {
+                twin.fill(&inputs[0], &windows).map_err(failed)?;
+                let result = self.run(&twin.physical).await;
+                twin.clear();
+                (twin.split(result?, windows.len()).map_err(failed)?, twin.lacks_empty())
+            }
+        };
+        let mut first = 0;
+        for (result, (bounds, rows)) in results.iter_mut().zip(windows) {
+            if result.is_empty() && lacks_empty {
+                let all = inputs[0].iter();
+                let own = all.map(|batch| batch.slice(first, rows)).collect();
+                *result = self.execute(vec![own], Some(bounds)).await?;
+            }
+            first += rows;
+        }
+        Ok(results)
+    }
+
+    /// Runs the query's own plan, with what its joins built the last time where that still holds.
+    async fn run_own(&mut self) -> Result<Vec<RecordBatch>, SqlError> {
+        // Rows that come are on the probe side of every join, of which nothing is kept.
+        if self.windowed() || self.plan.by_row || !self.sides.are_read() {
+            return self.run(&self.plan.physical).await;
+        }
+        let version = self.sides.version();
+        let warm = self.warm.take();
+        let warm = warm.filter(|warm| warm.version == version && warm.runs < WARM_RUNS);
+        let (plan, runs) = match warm {
+            Some(warm) => (warm.plan, warm.runs),
+            None => (reset_plan_states(Arc::clone(&self.plan.physical))?, 0),
+        };
+        let results = self.run_as_it_is(&plan).await?;
+        self.warm = Some(Warm { plan, version, runs: runs + 1 });
+        Ok(results)
+    }
+
+    /// Runs a plan to its end. It keeps what it built (a join's table, a limit's count); a reset
+    /// copy has nothing.
+    async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        self.run_as_it_is(&reset_plan_states(Arc::clone(plan))?).await
+    }
+
+    async fn run_as_it_is(
+        &self,
+        plan: &Arc<dyn ExecutionPlan>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        unpanicked(async {
+            let mut results = Vec::new();
+            for partition in 0..plan.output_partitioning().partition_count() {
+                let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
+                while let Some(batch) = stream.try_next().await? {
+                    if batch.num_rows() > 0 {
+                        results.push(batch);
+                    }
+                }
+            }
+            Ok(results)
+        })
+        .await
+    }
+}
+
+/// Nothing that a run touches outlives it, so a panic leaves nothing half done.
+async fn unpanicked<T>(run: impl Future<Output = Result<T, SqlError>>) -> Result<T, SqlError> {
+    AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|_| {
+        Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
+    })
 }

@@ -17,7 +17,7 @@ use datafusion::prelude::SessionContext;
 use super::*;
 
 /// Second, device, v, n.
-type Row = (i64, &'static str, Option<f64>, i64);
+pub(super) type Row = (i64, &'static str, Option<f64>, i64);
 
 pub(super) fn schema() -> SchemaRef {
     let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
@@ -40,7 +40,7 @@ pub(super) fn tables() -> Vec<TableSchema> {
     vec![table("m"), table("o")]
 }
 
-fn rows(rows: &[Row]) -> RecordBatch {
+pub(super) fn rows(rows: &[Row]) -> RecordBatch {
     let times = rows.iter().map(|row| row.0 * 1_000_000);
     let columns: Vec<ArrayRef> = vec![
         Arc::new(TimestampMicrosecondArray::from_iter_values(times).with_timezone("UTC")),
@@ -55,7 +55,7 @@ fn rows(rows: &[Row]) -> RecordBatch {
 
 /// Three windows of other lengths, devices and nulls, one with an empty second table, and the
 /// first again: what it left behind must not show.
-fn windows() -> Vec<[RecordBatch; 2]> {
+pub(super) fn windows() -> Vec<[RecordBatch; 2]> {
     let first = [
         rows(&[
             (1, "a", Some(1.0), 1),
@@ -79,7 +79,7 @@ fn windows() -> Vec<[RecordBatch; 2]> {
     vec![first.clone(), second, third, first]
 }
 
-fn text(batches: &[RecordBatch]) -> Vec<String> {
+pub(super) fn text(batches: &[RecordBatch]) -> Vec<String> {
     let options = FormatOptions::new().with_null("-");
     let mut lines = Vec::new();
     for batch in batches {

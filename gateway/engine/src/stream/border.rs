@@ -1,17 +1,29 @@
 //! What goes into a stream and what comes out of it.
 
+use std::sync::Arc;
+
 use arrow::record_batch::RecordBatch;
 
-use crate::sql::{SqlError, TableSchema};
+use crate::lookup::Lookup;
+use crate::sql::{Query, Sql, SqlError, TableSchema, Tables};
+use crate::store::StateChange;
 use crate::window::{Bounds, Window};
+
+pub use super::judge::FutureRule;
 
 /// What a stream is, apart from its SQL. All spans in microseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSpec {
     /// The stream's name.
     pub name: String,
-    /// The tables that it reads, in the order that the query was planned with.
+    /// The tables that it reads, in the order that the query was planned with; last those that it
+    /// only looks at.
     pub tables: Vec<TableSchema>,
+    /// How many of the tables, from the end, are only looked at by `latest('…')`: their rows are in
+    /// no window and move no watermark.
+    pub side_tables: usize,
+    /// What the SQL reads by `latest('…')`.
+    pub latest: Vec<Latest>,
     /// Sources that are known beforehand, as (index of the table, value of its `device` column).
     /// They hold the watermark from the start until they are silent for `idle_after`.
     pub sources: Vec<(usize, String)>,
@@ -21,8 +33,71 @@ pub struct StreamSpec {
     pub allowed_lateness: i64,
     /// After how long without a row a source no longer holds the watermark.
     pub idle_after: i64,
+    /// How long after their event time rows may come because windows of other streams have to close
+    /// first: when the clock is followed, it is so much behind.
+    pub lag: i64,
+    /// What becomes of rows from the future; `None` where no row is judged. Its `max`, but an hour at
+    /// least, is as well how far a source may be behind the others without catching up, and still
+    /// hold the watermark; and from which step back on a clock is taken for one that was wrong.
+    pub future: Option<FutureRule>,
+    /// Whether rows that the SQL failed on are given out.
+    pub keep_failed: bool,
     /// How many bytes of rows open windows may hold.
     pub memory_max: usize,
+}
+
+/// One name in `latest('…')`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Latest {
+    /// The name as the SQL has it.
+    pub name: String,
+    /// Index of the table whose rows are looked at.
+    pub table: usize,
+    /// The one device that counts; none where each device of the table has its row.
+    pub device: Option<String>,
+}
+
+impl StreamSpec {
+    /// How many tables have rows that come into windows or batches; they stand first.
+    pub(crate) fn tables_in_from(&self) -> usize {
+        self.tables.len().saturating_sub(self.side_tables)
+    }
+
+    /// Plans the stream's SQL, and the conditions of its window; many windows are computed at once
+    /// where there are many.
+    pub fn plan(&self, sql: &Sql, text: &str) -> Result<Query, SqlError> {
+        self.plan_with(sql, text, &[])
+    }
+
+    /// The same where the SQL may look at these lookups.
+    pub fn plan_with(
+        &self,
+        sql: &Sql,
+        text: &str,
+        lookups: &[Arc<Lookup>],
+    ) -> Result<Query, SqlError> {
+        let latest = self.latest.iter().filter_map(|latest| {
+            let table = self.tables.get(latest.table)?;
+            Some(TableSchema { name: latest.name.clone(), ..table.clone() })
+        });
+        let latest: Vec<TableSchema> = latest.collect();
+        let from = &self.tables[..self.tables_in_from()];
+        let tables = Tables { from, latest: &latest, lookups };
+        let query = sql.plan_with(text, &tables, self.window.is_some())?;
+        let conditions = match (&self.window, self.tables.first()) {
+            (Some(Window::State { begin, end, .. }), Some(table)) => {
+                let plan = |text: &String| sql.condition(text, &table.schema);
+                vec![plan(begin)?, plan(end)?]
+            }
+            _ => Vec::new(),
+        };
+        let mut query = query.with_conditions(conditions);
+        if let Some(window) = &self.window {
+            query = query.folding_over(window, self.keep_failed);
+        }
+        let alone = self.window.as_ref().is_none_or(Window::is_aligned);
+        if alone { Ok(query) } else { query.with_twin(sql) }
+    }
 }
 
 /// What happens to a stream.
@@ -61,10 +136,12 @@ pub enum Event {
 pub struct Effects {
     /// Results, in the order of their sequence numbers.
     pub results: Vec<Output>,
-    /// Rows whose window was closed when they came, as they came.
+    /// Rows whose windows were all closed when they came, as they came.
     pub late: Vec<LateRows>,
-    /// Windows or batches whose SQL failed. They are dropped and counted; the stream goes on.
+    /// Windows or batches whose SQL failed. They are counted; the stream goes on.
     pub failures: Vec<StreamError>,
+    /// The rows of these, where [`StreamSpec::keep_failed`] asks for them and they are still held.
+    pub failed: Vec<FailedRows>,
 }
 
 /// Rows of one result.
@@ -80,12 +157,44 @@ pub struct Output {
     pub quality: &'static str,
 }
 
-/// Rows that came after their window was closed.
+/// Rows that came after the last of their windows was closed.
 #[derive(Debug, Clone)]
 pub struct LateRows {
     /// Index of the table.
     pub table: usize,
+    /// Why they are in no window.
+    pub reason: LateReason,
     /// The rows, in arrival order.
+    pub batch: RecordBatch,
+}
+
+/// Why a row is in no window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LateReason {
+    /// Its windows were closed when it came.
+    Late,
+    /// Its time is too far ahead of its arrival.
+    Future,
+}
+
+impl LateReason {
+    /// The word in the column that says why a row is here.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Late => "late",
+            Self::Future => "future",
+        }
+    }
+}
+
+/// Rows that the SQL failed on.
+#[derive(Debug, Clone)]
+pub struct FailedRows {
+    /// Index of the table.
+    pub table: usize,
+    /// What failed, in words.
+    pub error: String,
+    /// The rows, as they were held; of a window whose rows were folded those that were not.
     pub batch: RecordBatch,
 }
 
@@ -97,31 +206,44 @@ pub struct Progress {
     /// For each table the next log position to apply.
     pub processed: Vec<u64>,
     /// For each table the lowest log position that an open window still needs; equal to
-    /// `processed` where there is none. Rows below it may be forgotten.
+    /// `processed` where there is none. Rows below it are in `states` or may be forgotten.
     pub replay_from: Vec<u64>,
+    /// What has changed of the states that the store keeps beside `state`, since
+    /// [`Stream::submitted`](super::Stream::submitted).
+    pub states: Vec<StateChange>,
 }
 
-/// The stream's ledger: `accepted = windowed + late + filtered + failed + dropped + open_rows`.
+/// The stream's ledger:
+/// `accepted = windowed + late + future + filtered + failed + dropped + open_rows`.
 /// Kept across restarts, apart from `plans`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Rows taken.
     pub accepted: u64,
-    /// Rows in windows that were computed; without a window, rows that passed.
+    /// Rows in windows that were computed, each counted once, with the last of its windows; without
+    /// a window, rows that passed.
     pub windowed: u64,
-    /// Rows whose window was closed when they came.
+    /// Rows whose windows were all closed when they came.
     pub late: u64,
-    /// Without a window: rows that the SQL left out.
+    /// Rows whose time was too far ahead of their arrival.
+    pub future: u64,
+    /// Rows that were given the time of their arrival for that reason; they are counted elsewhere.
+    pub restamped: u64,
+    /// Rows given out as [`Effects::failed`]; where windows overlap, once with each.
+    pub failed_out: u64,
+    /// Rows that are in no window between two conditions; without a window, rows that the SQL left
+    /// out.
     pub filtered: u64,
-    /// Rows of windows or batches whose SQL failed.
+    /// Rows of batches whose SQL failed, or whose last window's did.
     pub failed: u64,
-    /// Rows of open windows that a changed window definition left without a place.
+    /// Rows of open windows that a changed window definition, or changed SQL that cannot go on with
+    /// what they were folded into, left without a place.
     pub dropped: u64,
     /// Rows in open windows.
     pub open_rows: u64,
     /// Open windows.
     pub open_windows: u64,
-    /// Bytes of the rows in open windows.
+    /// Bytes of the rows and states in open windows.
     pub open_bytes: u64,
     /// The stream's watermark; `None` before the first, and without a window.
     pub watermark: Option<i64>,
@@ -140,7 +262,7 @@ pub enum StreamError {
     Query {
         /// The window; `None` for a batch of a stream without windows.
         window: Option<Bounds>,
-        /// How many rows it held.
+        /// How many rows are counted as failed by it: those whose last window it was.
         rows: u64,
         /// What failed.
         error: SqlError,

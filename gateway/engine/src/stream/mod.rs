@@ -5,25 +5,50 @@
 //! Sans-I/O: it reads no log, writes no store and asks no clock; one task owns it.
 //! Source: design page "The engine", sections Event time and State and exactly once.
 
+mod aligned;
+mod blocks;
 mod border;
+mod counted;
+mod frames;
+mod judge;
+mod kept;
+mod keyed;
+mod keys;
+mod latest;
+mod order;
+mod piece;
 mod progress;
 mod refill;
 mod rows;
+mod runs;
+mod sliding;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use arrow::record_batch::RecordBatch;
+use bytes::Bytes;
 
-pub use border::{Counts, Effects, Event, LateRows, Output, Progress, StreamError, StreamSpec};
+pub use border::{
+    Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Latest, Output, Progress,
+    StreamError, StreamSpec,
+};
 
 use crate::sql::{Query, SqlError, TableSchema};
+use crate::store::StateChange;
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
-use progress::Saved;
+use frames::{Closed, Frames, Input};
+use latest::Last;
+use progress::{Plan, Saved};
 use refill::{Arrival, Refill};
-use rows::{Columns, Open, OpenWindows, quality_runs};
+use rows::{Columns, quality_runs};
+
+/// So far behind the others, in microseconds, a source may be for good, however little rows may be
+/// ahead: an hour, for what a link held back.
+const BEHIND_MIN: i64 = 3_600_000_000;
 
 /// The state of one stream.
 #[derive(Debug)]
@@ -31,11 +56,17 @@ pub struct Stream {
     spec: StreamSpec,
     query: Query,
     watermark: Watermark,
-    open: OpenWindows,
+    /// Open windows; `None` for SQL over each batch.
+    frames: Option<Frames>,
+    last: Last,
     refill: Option<Refill>,
+    /// Keys of stored states that have no meaning any more.
+    discarded: Vec<u64>,
     processed: Vec<u64>,
     next_seq: u64,
     counts: Counts,
+    /// The latest that the clock has ever said.
+    clock_high: i64,
 }
 
 impl Stream {
@@ -44,12 +75,8 @@ impl Stream {
     pub fn new(spec: StreamSpec, query: Query, now: i64) -> Result<Self, StreamError> {
         let input =
             |what: String| Err(StreamError::Input(format!("stream `{}`: {what}", spec.name)));
-        if let Some(Window::Tumbling { size, .. }) = spec.window
-            && size < 1
-        {
-            return input(format!("a window of {size} µs"));
-        }
-        if spec.allowed_lateness < 0 || spec.idle_after < 0 {
+        let future = spec.future.map_or(0, |rule| rule.max);
+        if spec.allowed_lateness < 0 || spec.idle_after < 0 || spec.lag < 0 || future < 0 {
             return input("a negative span".into());
         }
         if query.windowed() != spec.window.is_some() {
@@ -58,8 +85,14 @@ impl Stream {
         for table in &spec.tables {
             rows::time_column(table)?;
         }
-        let tables = spec.tables.len();
-        let mut watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
+        if let Some(window) = &spec.window {
+            query.over(window);
+        }
+        let tables = spec.tables_in_from();
+        let watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
+        let behind_max = spec.future.map(|rule| rule.max.max(BEHIND_MIN));
+        let mut watermark = watermark.with_behind_max(behind_max);
+        watermark.set_lag(spec.lag);
         for (table, device) in &spec.sources {
             if *table >= tables {
                 return input(format!("source `{device}` belongs to no table"));
@@ -68,30 +101,48 @@ impl Stream {
         }
         Ok(Self {
             watermark,
-            open: OpenWindows::new(tables),
+            frames: Frames::new(&spec, &query)?,
+            last: Last::new(&spec, &query)?,
             refill: None,
-            processed: vec![0; tables],
+            discarded: Vec::new(),
+            processed: vec![0; spec.tables.len()],
             next_seq: 1,
             counts: Counts::default(),
+            clock_high: now,
             spec,
             query,
         })
     }
 
-    /// Starts a stream where `progress` ([`Progress::state`]) left it. The caller then reads each
-    /// table's log from [`Progress::replay_from`] and applies it as [`Event::Replay`].
-    ///
-    /// Tables are found by name; one that the progress does not know starts at position 0. Where
-    /// the window's definition has changed, rows of windows that were open are counted as dropped:
-    /// they were taken under the old one. Changed SQL runs over refilled windows.
+    /// Starts a stream where `progress` ([`Progress::state`]) left it, with no states beside it.
     pub fn restore(
         spec: StreamSpec,
         query: Query,
         progress: &[u8],
         now: i64,
     ) -> Result<Self, StreamError> {
+        Self::restore_with(spec, query, progress, &[], now)
+    }
+
+    /// Starts a stream where `progress` ([`Progress::state`]) left it, with all `states` that stand
+    /// beside it in the store ([`Progress::states`]). The caller then reads each table's log from
+    /// [`Progress::replay_from`] and applies it as [`Event::Replay`].
+    ///
+    /// Tables are found by name; one that the progress does not know starts at position 0. Where
+    /// the window's definition has changed, rows of windows that were open are counted as dropped:
+    /// they were taken under the old one. Changed SQL runs over refilled windows; rows that were
+    /// folded into states which it cannot go on with are counted as dropped.
+    pub fn restore_with(
+        spec: StreamSpec,
+        query: Query,
+        progress: &[u8],
+        states: &[(u64, Bytes)],
+        now: i64,
+    ) -> Result<Self, StreamError> {
         let saved = Saved::read(progress)?;
         let mut stream = Self::new(spec, query, now)?;
+        let unreadable = |what: &str| StreamError::Progress(what.to_owned());
+        stream.query.remember(&saved.memory).map_err(unreadable)?;
         let names: Vec<&str> = stream.spec.tables.iter().map(|t| t.name.as_str()).collect();
         let index = |name: &str| names.iter().position(|known| *known == name);
         let mut from = vec![0; names.len()];
@@ -102,13 +153,28 @@ impl Stream {
             }
         }
         for (table, device, high) in &saved.sources {
-            if let Some(table) = index(&saved.tables[*table as usize].0) {
+            let table = index(&saved.tables[*table as usize].0);
+            if let Some(table) = table.filter(|table| *table < stream.spec.tables_in_from()) {
                 stream.watermark.declare(table, device, *high, false);
             }
         }
         stream.watermark.resume(saved.watermark);
         stream.next_seq = saved.next_seq;
         stream.counts = saved.counts();
+        stream.last.load(&saved.latest)?;
+        stream.clock_high = saved.clock_high;
+        let changed = saved.fingerprint != fingerprint(&stream.spec);
+        if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
+            frames.load(&saved.frames)?;
+        }
+        let any_sql = stream.frames.as_ref().is_some_and(Frames::any_sql);
+        let made = any_sql || saved.panes.is_some_and(|plan| plan.made(&stream.query));
+        let same = !changed && made;
+        let mut refilled = 0;
+        match stream.frames.as_mut().filter(|_| same) {
+            Some(frames) => refilled = frames.load_states(states, saved.watermark)?,
+            None => stream.discarded = states.iter().map(|(key, _)| *key).collect(),
+        }
         let until = stream.processed.clone();
         stream.refill = Some(Refill {
             closed: saved.watermark,
@@ -116,12 +182,35 @@ impl Stream {
             from,
             until,
             rows: saved.open_rows,
-            refilled: 0,
+            refilled,
             waiting: Vec::new(),
             waiting_bytes: 0,
         });
-        stream.end_refill(saved.fingerprint != fingerprint(&stream.spec));
+        stream.end_refill(changed);
         Ok(stream)
+    }
+
+    /// The SQL by which states beside `progress` were made, where `query` cannot go on with them. To
+    /// lose nothing, restore a stream with that SQL, read its logs up to [`Progress::processed`], and
+    /// end it with [`Stream::close_all`].
+    pub fn outdated(
+        spec: &StreamSpec,
+        query: &Query,
+        progress: &[u8],
+    ) -> Result<Option<String>, StreamError> {
+        let saved = Saved::read(progress)?;
+        let same = saved.fingerprint == fingerprint(spec);
+        Ok(saved.panes.filter(|plan| same && !plan.made(query)).map(|plan| plan.sql))
+    }
+
+    /// Closes all open windows as if time had come to their ends; the watermark stays where it is,
+    /// so that rows which come for one of them later open it again.
+    ///
+    /// Not cancel safe, as [`Stream::apply`].
+    pub async fn close_all(&mut self) -> Effects {
+        let mut effects = Effects::default();
+        self.close_to(Some(i64::MAX), &mut effects).await;
+        effects
     }
 
     /// Applies an event. `now` in microseconds since 1970, UTC. Runs SQL: belongs on a thread that
@@ -133,10 +222,16 @@ impl Stream {
     pub async fn apply(&mut self, event: Event, now: i64) -> Result<Effects, StreamError> {
         let mut effects = Effects::default();
         self.watermark.advance(now);
+        if self.refill.is_none() {
+            self.clock_high = self.clock_high.max(now);
+        }
         let waiting = match event {
             Event::Rows { table, position, batch } | Event::Replay { table, position, batch } => {
-                let arrival = Arrival { table, position, columns: self.admit(table, &batch)? };
-                self.refill(arrival)?
+                let mut waiting = Vec::new();
+                for arrival in self.arrivals(table, position, &batch)? {
+                    waiting.extend(self.refill(arrival)?);
+                }
+                waiting
             }
             Event::Replayed => self.end_refill(true),
             Event::Tick => {
@@ -144,15 +239,62 @@ impl Stream {
                 Vec::new()
             }
         };
+        self.fold().await;
+        self.rebase(now, &mut effects).await;
         for arrival in waiting {
-            if self.spec.window.is_some() {
-                self.assign(&arrival, &mut effects)?;
+            if arrival.future {
+                self.set_aside(&arrival, &mut effects);
             } else {
-                self.pass(&arrival, &mut effects).await?;
+                self.take(arrival, &mut effects).await?;
             }
         }
         self.close(&mut effects).await;
         Ok(effects)
+    }
+
+    /// Applies the rows of an arrival that are new.
+    async fn take(&mut self, arrival: Arrival, effects: &mut Effects) -> Result<(), StreamError> {
+        let table = arrival.table;
+        let new = arrival.row_at(self.processed[table]);
+        if table >= self.spec.tables_in_from() {
+            self.last.note(&arrival, new)?;
+            self.processed[table] = self.processed[table].max(arrival.end());
+            return Ok(());
+        }
+        if !self.last.looks_at(table) {
+            return self.take_rows(&arrival, effects).await;
+        }
+        // What the SQL sees by `latest` must not depend on which rows came in one batch.
+        for row in new..arrival.columns.len() {
+            let one = arrival.columns.batch().slice(row, 1);
+            let columns = Columns::new(&self.spec.tables[table], &one)?;
+            let restamped = arrival.restamped.iter().any(|at| *at as usize == row);
+            let one = Arrival {
+                table,
+                position: arrival.position + row as u64,
+                columns,
+                future: false,
+                restamped: if restamped { vec![0] } else { Vec::new() },
+            };
+            self.last.note(&one, 0)?;
+            self.take_rows(&one, effects).await?;
+            self.close(effects).await;
+        }
+        Ok(())
+    }
+
+    async fn take_rows(
+        &mut self,
+        arrival: &Arrival,
+        effects: &mut Effects,
+    ) -> Result<(), StreamError> {
+        if self.frames.is_some() {
+            self.assign(arrival, effects)?;
+            self.fold().await;
+            Ok(())
+        } else {
+            self.pass(arrival, effects).await
+        }
     }
 
     /// What to make durable with the effects of all events so far.
@@ -171,6 +313,7 @@ impl Stream {
         };
         let counts = self.counts();
         let refill = self.refill.as_ref();
+        let stores = self.frames.as_ref().is_some_and(Frames::stores);
         let saved = Saved {
             fingerprint: fingerprint(&self.spec),
             // Until the refill is done, windows that ended since then have not been closed.
@@ -186,17 +329,46 @@ impl Stream {
             open_rows: refill.map_or(counts.open_rows, |refill| refill.rows),
             tables: tables.collect(),
             sources: self.watermark.sources().iter().map(source).collect(),
+            frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
+            latest: self.last.save().to_vec(),
+            clock_high: self.clock_high,
+            future: counts.future,
+            restamped: counts.restamped,
+            failed_out: counts.failed_out,
+            panes: stores.then(|| Plan::of(&self.query)),
+            memory: self.query.remembered(),
         };
-        Progress { state: saved.write(), processed: self.processed.clone(), replay_from }
+        let gone = |key: &u64| StateChange { key: *key, bytes: None };
+        let mut states: Vec<StateChange> = self.discarded.iter().map(gone).collect();
+        states.extend(self.frames.as_ref().map_or(Vec::new(), Frames::changes));
+        Progress { state: saved.write(), processed: self.processed.clone(), replay_from, states }
+    }
+
+    /// The present [`Stream::progress`] is on its way into the store: its changes of states are not
+    /// said again.
+    pub fn submitted(&mut self) {
+        self.discarded.clear();
+        if let Some(frames) = &mut self.frames {
+            frames.submitted();
+        }
+    }
+
+    /// The next log position of a table to apply.
+    ///
+    /// # Panics
+    /// Where there is no such table.
+    pub fn processed(&self, table: usize) -> u64 {
+        self.processed[table]
     }
 
     /// The ledger.
     pub fn counts(&self) -> Counts {
+        let frames = self.frames.as_ref();
         Counts {
-            open_rows: self.open.rows(),
-            open_windows: self.open.len() as u64,
-            open_bytes: self.open.bytes() as u64,
-            watermark: self.spec.window.and(self.watermark.current()),
+            open_rows: frames.map_or(0, Frames::rows),
+            open_windows: frames.map_or(0, Frames::len) as u64,
+            open_bytes: frames.map_or(0, Frames::bytes) as u64,
+            watermark: frames.and(self.watermark.current()),
             plans: self.query.plans(),
             ..self.counts
         }
@@ -220,22 +392,27 @@ impl Stream {
         if self.refill.is_some() {
             return None;
         }
-        let first_end = self.open.first_end()?;
+        let first_end = self.frames.as_ref()?.first_end()?;
         let idle = self.watermark.next_idle();
         idle.or_else(|| self.watermark.clock_reaches(first_end)).map(|at| at.max(now))
     }
 
     /// Lowest log position of a table that is still needed.
     fn needed(&self, table: usize) -> u64 {
-        match &self.refill {
-            Some(refill) => refill.from[table],
-            None => self.open.first_position(table).unwrap_or(self.processed[table]),
+        if let Some(refill) = &self.refill {
+            return refill.from[table];
         }
+        if table >= self.spec.tables_in_from() {
+            return self.processed[table];
+        }
+        let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
+        first.unwrap_or(self.processed[table])
     }
 
     /// Checks rows before anything changes.
     fn admit(&self, table: usize, batch: &RecordBatch) -> Result<Columns, StreamError> {
-        let held = self.open.bytes() + self.refill.as_ref().map_or(0, |r| r.waiting_bytes);
+        let open = self.frames.as_ref().map_or(0, Frames::bytes);
+        let held = open + self.refill.as_ref().map_or(0, |r| r.waiting_bytes);
         if held > self.spec.memory_max {
             return Err(StreamError::Memory { held, max: self.spec.memory_max });
         }
@@ -245,51 +422,22 @@ impl Stream {
         }
     }
 
-    /// Puts rows that were not applied before into their windows, one after the other: a row is
-    /// late if the rows before it have moved the watermark to the end of its window.
+    /// Puts rows that were not applied before into their windows.
     fn assign(&mut self, arrival: &Arrival, effects: &mut Effects) -> Result<(), StreamError> {
-        let Arrival { table, position, columns } = arrival;
-        let Some(window) = self.spec.window else {
+        let Some(frames) = &mut self.frames else {
             return Ok(());
         };
-        let new = arrival.row_at(self.processed[*table]);
-        let mut windows: BTreeMap<Bounds, Vec<u32>> = BTreeMap::new();
-        let mut late: Vec<u32> = Vec::new();
-        let mut run: (Bounds, Vec<u32>) = (Bounds { start: 0, end: 0 }, Vec::new());
-        let mut source: Option<(&str, usize)> = None;
-        for (row, &time) in (0_u32..).zip(columns.times()).skip(new) {
-            let bounds = if run.0.start <= time && time < run.0.end {
-                run.0
-            } else {
-                window.bounds_of(time)
-            };
-            if self.watermark.has_passed(bounds.end) {
-                late.push(row);
-            } else {
-                if bounds != run.0 {
-                    let (bounds, rows) = std::mem::replace(&mut run, (bounds, Vec::new()));
-                    windows.entry(bounds).or_default().extend(rows);
-                }
-                run.1.push(row);
-            }
-            let device = columns.device(row as usize);
-            let at = match source {
-                Some((known, at)) if known == device => at,
-                _ => self.watermark.source(*table, device),
-            };
-            source = Some((device, at));
-            self.watermark.observe(at, time);
-        }
+        let table = arrival.table;
+        let new = arrival.row_at(self.processed[table]);
+        self.counts.restamped += arrival.restamped_from(new);
+        let late = frames.assign(arrival, new, &mut self.watermark)?;
         self.watermark.catch_up();
-        windows.entry(run.0).or_default().extend(run.1);
-        self.counts.accepted += (columns.len() - new) as u64;
+        self.counts.accepted += (arrival.columns.len() - new) as u64;
         self.counts.late += late.len() as u64;
-        self.processed[*table] = self.processed[*table].max(arrival.end());
-        for (bounds, rows) in windows {
-            self.open.add(bounds, *table, *position, columns, rows)?;
-        }
+        self.processed[table] = self.processed[table].max(arrival.end());
         if !late.is_empty() {
-            effects.late.push(LateRows { table: *table, batch: columns.take(late)? });
+            let batch = arrival.columns.take(late)?;
+            effects.late.push(LateRows { table, reason: LateReason::Late, batch });
         }
         Ok(())
     }
@@ -299,26 +447,66 @@ impl Stream {
         if self.refill.is_some() {
             return;
         }
-        let Some(mark) = self.watermark.current() else {
-            return;
-        };
-        while let Some((bounds, open)) = self.open.close(mark) {
-            self.compute(bounds, open, effects).await;
+        let mark = self.watermark.current();
+        self.close_to(mark, effects).await;
+    }
+
+    async fn close_to(&mut self, mark: Option<i64>, effects: &mut Effects) {
+        if let Some(mark) = mark {
+            while let Some(frames) = &mut self.frames
+                && let Some(closed) = frames.close(mark, &mut self.query).await
+            {
+                self.compute(closed, effects).await;
+            }
+        }
+        while let Some(run) = self.frames.as_mut().and_then(|frames| frames.close_run(mark)) {
+            self.compute_run(run, effects).await;
+        }
+        if let Some(settled) = self.frames.as_mut().map(Frames::settled) {
+            self.counts.windowed += settled.windowed;
+            self.counts.filtered += settled.filtered;
+            for (rows, error) in settled.failed {
+                self.fail(None, rows, error, Vec::new(), effects);
+            }
         }
     }
 
-    async fn compute(&mut self, bounds: Bounds, open: Open, effects: &mut Effects) {
-        let (rows, quality) = (open.rows(), open.quality());
-        let result = match open.into_inputs(&self.spec.tables) {
-            Ok(inputs) => self.query.execute(inputs, Some(bounds)).await,
-            Err(error) => Err(SqlError::from(datafusion::error::DataFusionError::from(error))),
+    async fn fold(&mut self) {
+        if let Some(frames) = &mut self.frames {
+            frames.fold(&mut self.query, self.refill.is_none()).await;
+        }
+    }
+
+    async fn compute(&mut self, closed: Closed, effects: &mut Effects) {
+        let Closed { bounds, input, settled, quality } = closed;
+        let mut kept = Vec::new();
+        let result = match (self.last.show(&mut self.query), input) {
+            (Err(error), _) => Err(error.into()),
+            (Ok(()), Input::Rows(batches)) => {
+                let parts = batches.into_iter().zip(&self.spec.tables);
+                let inputs: Result<Vec<_>, _> =
+                    parts.map(|(part, table)| rows::in_time_order(part, table)).collect();
+                match inputs {
+                    Ok(inputs) => {
+                        kept = self.kept(&inputs);
+                        self.query.execute(inputs, Some(bounds)).await
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            }
+            (Ok(()), Input::Unordered(inputs)) => {
+                kept = self.kept(&inputs);
+                self.query.execute(inputs, Some(bounds)).await
+            }
+            (Ok(()), Input::States(states)) => self.query.finish(states, bounds).await,
+            (Ok(()), Input::Failed(error)) => Err(error),
         };
         match result {
             Ok(batches) => {
-                self.counts.windowed += rows;
+                self.counts.windowed += settled;
                 self.number(batches, Some(bounds), quality, effects);
             }
-            Err(error) => self.fail(Some(bounds), rows, error, effects),
+            Err(error) => self.fail(Some(bounds), settled, error, kept, effects),
         }
     }
 
@@ -327,11 +515,13 @@ impl Stream {
         let Arrival { table, columns, .. } = arrival;
         let new = arrival.row_at(self.processed[*table]);
         self.counts.accepted += (columns.len() - new) as u64;
+        self.counts.restamped += arrival.restamped_from(new);
         self.processed[*table] = self.processed[*table].max(arrival.end());
+        self.last.show(&mut self.query).map_err(|e| StreamError::Input(e.to_string()))?;
         for (start, end, quality) in quality_runs(columns, new) {
-            let mut inputs = vec![Vec::new(); self.spec.tables.len()];
+            let mut inputs = vec![Vec::new(); self.spec.tables_in_from()];
             inputs[*table].push(columns.batch().slice(start, end - start));
-            let rows = (end - start) as u64;
+            let (rows, kept) = ((end - start) as u64, self.kept(&inputs));
             match self.query.execute(inputs, None).await {
                 Ok(batches) => {
                     let out: usize = batches.iter().map(RecordBatch::num_rows).sum();
@@ -340,7 +530,7 @@ impl Stream {
                     self.counts.filtered += rows - passed;
                     self.number(batches, None, quality, effects);
                 }
-                Err(error) => self.fail(None, rows, error, effects),
+                Err(error) => self.fail(None, rows, error, kept, effects),
             }
         }
         Ok(())
@@ -362,24 +552,43 @@ impl Stream {
         }
     }
 
-    fn fail(&mut self, window: Option<Bounds>, rows: u64, error: SqlError, effects: &mut Effects) {
+    /// The rows that would be given out if the SQL failed on them.
+    fn kept(&self, inputs: &[Vec<RecordBatch>]) -> Vec<Vec<RecordBatch>> {
+        if self.spec.keep_failed { inputs.to_vec() } else { Vec::new() }
+    }
+
+    fn fail(
+        &mut self,
+        window: Option<Bounds>,
+        rows: u64,
+        error: SqlError,
+        kept: Vec<Vec<RecordBatch>>,
+        effects: &mut Effects,
+    ) {
         self.counts.failed += rows;
-        effects.failures.push(StreamError::Query { window, rows, error });
+        let failure = StreamError::Query { window, rows, error };
+        let error = failure.to_string();
+        for (table, batches) in kept.into_iter().enumerate() {
+            for batch in batches {
+                self.counts.failed_out += batch.num_rows() as u64;
+                effects.failed.push(FailedRows { table, error: error.clone(), batch });
+            }
+        }
+        effects.failures.push(failure);
     }
 }
 
 /// What must be the same for rows to find their windows again.
 fn fingerprint(spec: &StreamSpec) -> u32 {
-    let mut text = match spec.window {
-        None => "none".to_owned(),
-        Some(Window::Tumbling { size, offset }) => {
-            format!("tumbling {size} {}", offset.rem_euclid(size))
-        }
-    };
-    let columns: BTreeSet<&str> = spec.tables.iter().map(|t| t.time_column.as_str()).collect();
-    for column in columns {
+    let mut text = spec.window.as_ref().map_or_else(|| "none".to_owned(), Window::definition);
+    let from = &spec.tables[..spec.tables_in_from()];
+    let columns: BTreeSet<&str> = from.iter().map(|t| t.time_column.as_str()).collect();
+    // Where open windows are saved, rows are named by the table's place among these.
+    let named = spec.window.as_ref().is_some_and(|window| !window.is_aligned());
+    let tables = from.iter().filter(|_| named).map(|table| table.name.as_str());
+    for word in columns.into_iter().chain(tables) {
         text.push(' ');
-        text.push_str(column);
+        text.push_str(word);
     }
     crc32fast::hash(text.as_bytes())
 }

@@ -1,12 +1,30 @@
 //! The bytes that carry a stream over a restart.
 //!
 //! Promise: what is read back equals what was written; bytes that are cut, longer or of another
-//! version are refused, never misread. Integers are little-endian; text is a u32 length and UTF-8;
-//! an optional value is a byte 0 or 1 and the value. The store guards the bytes with a CRC.
+//! version are refused, never misread. A version byte, then sections: tag u8, length u32, bytes.
+//! Each section has one owner; an unknown tag is refused, an empty one is left out. Integers are
+//! little-endian; text is a u32 length and UTF-8; an optional value is a byte 0 or 1 and the value.
+//! The store guards the bytes with a CRC. Version 1 was the base section alone, and is still read.
 
 use super::{Counts, StreamError};
+use crate::sql::Query;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+const VERSION_WITHOUT_SECTIONS: u8 = 1;
+
+/// Positions, marks and counts: the fields of [`Saved`] up to `sources`.
+const BASE: u8 = 1;
+/// What [`Frames::save`](super::frames::Frames::save) gave.
+const FRAMES: u8 = 2;
+/// By which plan the states beside the progress were made; only where there are some.
+const PANES: u8 = 3;
+/// What [`Query::remembered`](crate::Query::remembered) gave.
+const MEMORY: u8 = 4;
+/// What [`Last::save`](super::latest::Last::save) gave.
+const LATEST: u8 = 5;
+/// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
+const TIME: u8 = 6;
+const SECTIONS: [u8; 6] = [BASE, FRAMES, PANES, MEMORY, LATEST, TIME];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,6 +45,38 @@ pub(super) struct Saved {
     pub(super) tables: Vec<(String, u64, u64)>,
     /// Index into `tables`, device, highest event time.
     pub(super) sources: Vec<(u32, String, Option<i64>)>,
+    /// Open windows, where rows alone do not tell them.
+    pub(super) frames: Vec<u8>,
+    /// By which plan stored states were made, where there are some.
+    pub(super) panes: Option<Plan>,
+    /// What functions remember of rows that were applied.
+    pub(super) memory: Vec<u8>,
+    /// Last rows that the SQL looks at.
+    pub(super) latest: Vec<u8>,
+    /// The latest that the clock has ever said.
+    pub(super) clock_high: i64,
+    pub(super) future: u64,
+    pub(super) restamped: u64,
+    pub(super) failed_out: u64,
+}
+
+/// A plan that made states.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// [`Query::fingerprint`](crate::sql::Query).
+    pub(super) fingerprint: u32,
+    pub(super) sql: String,
+}
+
+impl Plan {
+    pub(super) fn of(query: &Query) -> Self {
+        Self { fingerprint: query.fingerprint(), sql: query.sql().to_owned() }
+    }
+
+    /// Whether states that it made are those of `query`.
+    pub(super) fn made(&self, query: &Query) -> bool {
+        query.folded_table().is_some() && self.fingerprint == query.fingerprint()
+    }
 }
 
 impl Saved {
@@ -39,13 +89,44 @@ impl Saved {
             failed: self.failed,
             dropped: self.dropped,
             results: self.results,
+            future: self.future,
+            restamped: self.restamped,
+            failed_out: self.failed_out,
             ..Counts::default()
         }
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        out.extend(self.fingerprint.to_le_bytes());
+        let panes = self.panes.as_ref().map_or(Vec::new(), |plan| {
+            let mut out = plan.fingerprint.to_le_bytes().to_vec();
+            put_text(&mut out, &plan.sql);
+            out
+        });
+        let sections =
+            [&self.base(), &self.frames, &panes, &self.memory, &self.latest, &self.time()];
+        for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
+            if !bytes.is_empty() {
+                out.push(tag);
+                put_length(&mut out, bytes.len());
+                out.extend(bytes);
+            }
+        }
+        out
+    }
+
+    fn time(&self) -> Vec<u8> {
+        let counts = [self.future, self.restamped, self.failed_out];
+        if self.clock_high == 0 && counts == [0; 3] {
+            return Vec::new();
+        }
+        let mut out = self.clock_high.to_le_bytes().to_vec();
+        out.extend(counts.iter().flat_map(|count| count.to_le_bytes()));
+        out
+    }
+
+    fn base(&self) -> Vec<u8> {
+        let mut out = self.fingerprint.to_le_bytes().to_vec();
         put_option(&mut out, self.watermark);
         let numbers = [
             self.next_seq,
@@ -77,11 +158,50 @@ impl Saved {
     }
 
     pub(super) fn read(bytes: &[u8]) -> Result<Self, StreamError> {
+        let refused = |what: String| Err(StreamError::Progress(what));
         let mut rest = Reader(bytes);
-        let version = rest.take::<1>()?[0];
-        if version != VERSION {
-            return Err(StreamError::Progress(format!("version {version}, not {VERSION}")));
+        match rest.take::<1>()?[0] {
+            VERSION => {}
+            VERSION_WITHOUT_SECTIONS => return Self::read_base(rest),
+            version => return refused(format!("version {version}, not {VERSION}")),
         }
+        let mut sections: [Option<&[u8]>; SECTIONS.len()] = [None; SECTIONS.len()];
+        while !rest.0.is_empty() {
+            let tag = rest.take::<1>()?[0];
+            let length = rest.u32()? as usize;
+            let bytes = rest.bytes(length)?;
+            let place = SECTIONS.iter().position(|known| *known == tag);
+            match place.map(|at| &mut sections[at]) {
+                Some(place @ None) => *place = Some(bytes),
+                Some(Some(_)) => return refused(format!("section {tag} stands twice")),
+                None => return refused(format!("section {tag} is not known")),
+            }
+        }
+        let [base, frames, panes, memory, latest, time] = sections.map(Option::unwrap_or_default);
+        let mut saved = Self::read_base(Reader(base))?;
+        saved.frames = frames.to_vec();
+        saved.memory = memory.to_vec();
+        saved.latest = latest.to_vec();
+        saved.read_time(time)?;
+        let mut panes = Reader(panes);
+        if !panes.0.is_empty() {
+            saved.panes = Some(Plan { fingerprint: panes.u32()?, sql: panes.text()? });
+        }
+        Ok(saved)
+    }
+
+    fn read_time(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+        let mut rest = Reader(bytes);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.clock_high = i64::from_le_bytes(rest.take()?);
+        (self.future, self.restamped) = (rest.u64()?, rest.u64()?);
+        self.failed_out = rest.u64()?;
+        if rest.0.is_empty() { Ok(()) } else { Err(StreamError::Progress("too long".into())) }
+    }
+
+    fn read_base(mut rest: Reader) -> Result<Self, StreamError> {
         let mut saved = Self {
             fingerprint: rest.u32()?,
             watermark: rest.option()?,
@@ -106,52 +226,54 @@ impl Saved {
             }
             saved.sources.push(source);
         }
-        if rest.0.is_empty() { Ok(saved) } else { Err(StreamError::Progress("too long".into())) }
+        rest.end()?;
+        Ok(saved)
     }
 }
 
-fn put_length(out: &mut Vec<u8>, length: usize) {
-    // Names and counts of tables and sources: bounded far below 2^32.
+pub(super) fn put_length(out: &mut Vec<u8>, length: usize) {
+    // Names, sections, and counts of tables, sources and windows: bounded far below 2^32.
     out.extend(u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
 }
 
-fn put_text(out: &mut Vec<u8>, text: &str) {
+pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
     put_length(out, text.len());
     out.extend(text.as_bytes());
 }
 
-fn put_option(out: &mut Vec<u8>, value: Option<i64>) {
+pub(super) fn put_option(out: &mut Vec<u8>, value: Option<i64>) {
     out.push(u8::from(value.is_some()));
     if let Some(value) = value {
         out.extend(value.to_le_bytes());
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Reads from the front what the functions above wrote.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn bytes(&mut self, length: usize) -> Result<&'a [u8], StreamError> {
+    pub(super) fn bytes(&mut self, length: usize) -> Result<&'a [u8], StreamError> {
         let (taken, rest) =
             self.0.split_at_checked(length).ok_or(StreamError::Progress("cut short".into()))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], StreamError> {
+    pub(super) fn take<const N: usize>(&mut self) -> Result<[u8; N], StreamError> {
         let mut taken = [0; N];
         taken.copy_from_slice(self.bytes(N)?);
         Ok(taken)
     }
 
-    fn u32(&mut self) -> Result<u32, StreamError> {
+    pub(super) fn u32(&mut self) -> Result<u32, StreamError> {
         Ok(u32::from_le_bytes(self.take()?))
     }
 
-    fn u64(&mut self) -> Result<u64, StreamError> {
+    pub(super) fn u64(&mut self) -> Result<u64, StreamError> {
         Ok(u64::from_le_bytes(self.take()?))
     }
 
-    fn option(&mut self) -> Result<Option<i64>, StreamError> {
+    pub(super) fn option(&mut self) -> Result<Option<i64>, StreamError> {
         match self.take::<1>()? {
             [0] => Ok(None),
             [1] => Ok(Some(i64::from_le_bytes(self.take()?))),
@@ -159,7 +281,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn text(&mut self) -> Result<String, StreamError> {
+    /// Refuses what is left.
+    pub(super) fn end(&self) -> Result<(), StreamError> {
+        if self.0.is_empty() { Ok(()) } else { Err(StreamError::Progress("too long".into())) }
+    }
+
+    pub(super) fn text(&mut self) -> Result<String, StreamError> {
         let length = self.u32()? as usize;
         let text = self.bytes(length)?.to_vec();
         String::from_utf8(text).map_err(|_| StreamError::Progress("a name is not UTF-8".into()))
@@ -186,21 +313,44 @@ mod tests {
             open_rows: 9,
             tables: vec![("m".into(), 3, 1), ("größe".into(), u64::MAX, 0)],
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
+            frames: vec![1, 2, 3],
+            panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
+            memory: vec![4, 5],
+            latest: vec![6, 7, 8],
+            clock_high: 11,
+            future: 12,
+            restamped: 13,
+            failed_out: 14,
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
-        for length in 0..bytes.len() {
+        // A cut between two sections leaves whole ones; the store's CRC is there for that.
+        let (frames, panes, memory) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8, 1 + 4 + 2);
+        let time = bytes.len() - (1 + 4 + 4 * 8);
+        let after = time - (1 + 4 + 3);
+        let whole =
+            [time, after, after - memory, after - memory - panes, after - memory - panes - frames];
+        for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
-        Saved::read(&[&bytes[..], &[0]].concat()).unwrap_err();
-        Saved::read(&[&[2], &bytes[1..]].concat()).unwrap_err();
+        for garbage in [&[0][..], &[7, 0, 0, 0, 0], &[0, 0, 0, 0, 0], &[2, 0, 0, 0, 0]] {
+            Saved::read(&[&bytes[..], garbage].concat()).unwrap_err();
+        }
+        for version in [0, 1, 3] {
+            Saved::read(&[&[version], &bytes[1..]].concat()).unwrap_err();
+        }
     }
 
     #[test]
-    fn the_layout_stays() {
+    fn the_layout_stays_and_that_of_version_1_is_still_read() {
         let saved = Saved { fingerprint: 1, next_seq: 2, ..Saved::default() };
-        let mut expected = vec![1, 1, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
-        expected.extend([0; 8 * 8 + 4 + 4]);
-        assert_eq!(saved.write(), expected);
+        let mut base = vec![1, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+        base.extend([0; 8 * 8 + 4 + 4]);
+        assert_eq!(base.len(), 85);
+        assert_eq!(saved.write(), [&[2, 1, 85, 0, 0, 0], &base[..]].concat());
+        assert_eq!(Saved::read(&[&[1], &base[..]].concat()), Ok(saved.clone()));
+        let more = Saved { frames: vec![9], memory: vec![8], ..saved };
+        let sections = [2, 1, 0, 0, 0, 9, 4, 1, 0, 0, 0, 8];
+        assert_eq!(more.write(), [&[2, 1, 85, 0, 0, 0], &base[..], &sections].concat());
     }
 }

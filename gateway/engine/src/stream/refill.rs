@@ -4,11 +4,8 @@
 //! nowhere else; no window closes and no new row is applied until every table has been read up to
 //! where the stream was, so the order in which tables are read is free.
 
-use std::collections::BTreeMap;
-
 use super::rows::Columns;
 use super::{Stream, StreamError};
-use crate::window::Bounds;
 
 /// Rows of one table on their way into the stream.
 #[derive(Debug)]
@@ -16,12 +13,21 @@ pub(super) struct Arrival {
     pub(super) table: usize,
     pub(super) position: u64,
     pub(super) columns: Columns,
+    /// All of them are from the future, and none belongs into a window.
+    pub(super) future: bool,
+    /// Rows that were given the time of their arrival.
+    pub(super) restamped: Vec<u32>,
 }
 
 impl Arrival {
     /// Log position after the last row.
     pub(super) fn end(&self) -> u64 {
         self.position.saturating_add(self.columns.len() as u64)
+    }
+
+    /// How many rows from index `new` on were given the time of their arrival.
+    pub(super) fn restamped_from(&self, new: usize) -> u64 {
+        self.restamped.iter().filter(|row| **row as usize >= new).count() as u64
     }
 
     /// Index of the row with log position `position`, at most the number of rows.
@@ -52,21 +58,14 @@ impl Stream {
     /// Puts rows from before the restart back into their windows. Gives back what is to be applied
     /// as new: nothing until all tables are refilled.
     pub(super) fn refill(&mut self, arrival: Arrival) -> Result<Vec<Arrival>, StreamError> {
-        let (Some(refill), Some(window)) = (&mut self.refill, self.spec.window) else {
+        let (Some(refill), Some(frames)) = (&mut self.refill, &mut self.frames) else {
             return Ok(vec![arrival]);
         };
         let table = arrival.table;
-        let mut windows: BTreeMap<Bounds, Vec<u32>> = BTreeMap::new();
-        let times = &arrival.columns.times()[..arrival.row_at(refill.until[table])];
-        for (row, &time) in (0_u32..).zip(times) {
-            let bounds = window.bounds_of(time);
-            if refill.closed.is_none_or(|closed| bounds.end > closed) {
-                windows.entry(bounds).or_default().push(row);
-            }
-        }
-        for (bounds, rows) in windows {
-            refill.refilled += rows.len() as u64;
-            self.open.add(bounds, table, arrival.position, &arrival.columns, rows)?;
+        let known = arrival.row_at(refill.until[table]);
+        // Rows that are only looked at are in no window.
+        if !arrival.future && table < self.spec.tables_in_from() {
+            refill.refilled += frames.refill(&arrival, known, refill.closed)?;
         }
         if arrival.end() >= refill.until[table] {
             refill.done[table] = true;
