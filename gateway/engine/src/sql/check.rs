@@ -6,13 +6,16 @@
 use std::collections::HashSet;
 
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
-use datafusion::logical_expr::{Expr, LogicalPlan};
+use datafusion::logical_expr::{Expr, LogicalPlan, WindowFunctionDefinition};
 
 use super::SqlError;
 use crate::functions::GOOD_RATIO;
 
 /// Column names that the `meta` envelope adds.
 const RESERVED: [&str; 3] = ["_id", "_quality", "_replayed"];
+
+/// Aggregates whose results are as long as what they are made of.
+const GATHERING: [&str; 2] = ["array_agg", "string_agg"];
 
 pub(super) fn not_a_select() -> SqlError {
     SqlError::new("only one SELECT is allowed")
@@ -72,6 +75,19 @@ fn refuse_expressions(node: &LogicalPlan) -> Option<SqlError> {
                             .hint("drop DISTINCT"),
                     )
                 }
+                Expr::WindowFunction(call) => match &call.fun {
+                    // Each row would have all rows before it.
+                    WindowFunctionDefinition::AggregateUDF(aggregate)
+                        if GATHERING.contains(&aggregate.name()) =>
+                    {
+                        let name = aggregate.name();
+                        Some(
+                            SqlError::new(format!("{name}(…) OVER (…) is not available"))
+                                .hint("use it with GROUP BY"),
+                        )
+                    }
+                    _ => return Ok(TreeNodeRecursion::Continue),
+                },
                 _ => return Ok(TreeNodeRecursion::Continue),
             };
             Ok(TreeNodeRecursion::Stop)

@@ -5,18 +5,25 @@
 //! It knows nothing of watermarks, logs and sinks. How a window is computed is its secret.
 //! Source: design page "The engine", sections A stream and Execution; DataFusion 55.2.
 
+#[cfg(test)]
+mod bombs;
+mod budget;
 mod check;
 mod error;
+mod expansion;
 mod feed;
+mod growth;
 mod guard;
 mod planner;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod shapes;
+mod share;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
@@ -42,10 +49,13 @@ use futures::{FutureExt, TryStreamExt};
 
 pub use error::SqlError;
 
+use crate::bytes::batch_bytes;
 use crate::functions::{self, BoundsCell};
 use crate::window::Bounds;
+use budget::Budget;
 use feed::Feed;
 use planner::CountingPlanner;
+use share::Share;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,17 +77,24 @@ const UNBOUNDED: [&str; 5] = ["repeat", "lpad", "rpad", "random", "uuid"];
 /// Functions of the clock, which a plan that is kept would freeze.
 const CLOCK_FUNCTIONS: [&str; 3] = ["now", "current_date", "current_time"];
 
-/// Plans SQL. One per process: it holds the memory pool that all queries share.
+/// How long one execution may take where nobody says.
+const TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Plans SQL. One per process, which holds the memory pool that all queries share, and one made from
+/// it by [`Sql::share`] for each stream.
 #[derive(Debug)]
 pub struct Sql {
     runtime: Arc<RuntimeEnv>,
     config: SessionConfig,
     scalars: Vec<Arc<ScalarUDF>>,
+    memory_max: usize,
+    time_max: Duration,
 }
 
 impl Sql {
     /// Makes a planner whose queries together may hold `memory_max` bytes in their operators
-    /// (groups, sorts, joins; not the rows given to them). Nothing is spilled to disk.
+    /// (groups, sorts, joins; not the rows given to them). Nothing is spilled to disk. One execution
+    /// may take 10 s.
     pub fn new(memory_max: usize) -> Result<Self, SqlError> {
         let disk = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
         let runtime = RuntimeEnvBuilder::new()
@@ -86,7 +103,18 @@ impl Sql {
             .build_arc()?;
         let mut scalars = SessionStateDefaults::default_scalar_functions();
         scalars.retain(|f| !CLOCK_FUNCTIONS.contains(&f.name()) && !UNBOUNDED.contains(&f.name()));
-        Ok(Self { runtime, config: config(), scalars })
+        Ok(Self { runtime, config: config(), scalars, memory_max, time_max: TIME_MAX })
+    }
+
+    /// A planner whose queries together may hold `memory_max` of the bytes of this one, and each of
+    /// whose executions may take `time_max`. A query that asks for more fails, and others go on.
+    pub fn share(&self, memory_max: usize, time_max: Duration) -> Result<Self, SqlError> {
+        let share = Share::new(Arc::clone(&self.runtime.memory_pool), memory_max);
+        let runtime = RuntimeEnvBuilder::from_runtime_env(&self.runtime)
+            .with_memory_pool(Arc::new(share))
+            .build_arc()?;
+        let (config, scalars) = (self.config.clone(), self.scalars.clone());
+        Ok(Self { runtime, config, scalars, memory_max, time_max })
     }
 
     /// Plans one SELECT over `tables`. `windowed` says whether it will run over windows; without
@@ -104,10 +132,20 @@ impl Sql {
             tables.iter().map(|table| Arc::new(Feed::new(Arc::clone(&table.schema)))).collect();
         let planner = Arc::new(CountingPlanner::default());
         let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
+        let budget = Arc::new(Budget::new(self.time_max));
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
+            futures::executor::block_on(Planned::new(&state, sql, tables, windowed, &budget))
         })?;
-        Ok(Query { windowed, feeds, cell, context: state.task_ctx(), plan, planner })
+        Ok(Query {
+            windowed,
+            feeds,
+            cell,
+            context: state.task_ctx(),
+            plan,
+            planner,
+            budget,
+            result_max: self.memory_max,
+        })
     }
 
     fn state(
@@ -205,6 +243,8 @@ fn end_of(sql: &str) -> (u64, u64) {
 struct Planned {
     logical: LogicalPlan,
     physical: Arc<dyn ExecutionPlan>,
+    /// The same under watch: what is executed.
+    watched: Arc<dyn ExecutionPlan>,
 }
 
 impl Planned {
@@ -213,6 +253,7 @@ impl Planned {
         sql: &str,
         tables: &[TableSchema],
         windowed: bool,
+        budget: &Arc<Budget>,
     ) -> Result<Self, SqlError> {
         let known = || {
             let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
@@ -245,9 +286,14 @@ impl Planned {
             .map_err(|_| check::not_a_select())?;
         check::plan(&plan, windowed)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+        // Before constants are folded, and after projections are put together.
+        growth::check(&plan)?;
         let logical = state.optimize(&plan)?;
+        growth::check(&logical)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
-        Ok(Self { logical, physical: feed::in_order(physical)? })
+        let physical = feed::in_order(physical)?;
+        let watched = budget::watched(Arc::clone(&physical), budget)?;
+        Ok(Self { logical, physical, watched })
     }
 }
 
@@ -260,6 +306,9 @@ pub struct Query {
     context: Arc<TaskContext>,
     plan: Planned,
     planner: Arc<CountingPlanner>,
+    budget: Arc<Budget>,
+    /// Bytes that one result may have.
+    result_max: usize,
 }
 
 impl Query {
@@ -294,8 +343,10 @@ impl Query {
 
     /// Runs the query over `inputs`: for each table, in the order given to [`Sql::plan`], its rows.
     /// `bounds` is what `window_start()` and `window_end()` return. The rows come in an order that
-    /// depends on the inputs alone. Needs a tokio runtime. After an error (a panic of DataFusion is
-    /// one) or a dropped future the query can be run again.
+    /// depends on the inputs alone. Needs a tokio runtime, and gives others of its thread a turn every
+    /// few milliseconds. An execution that takes longer, or whose result is larger, than the query's
+    /// planner allows is an error. After an error (a panic of DataFusion is one) or a dropped future
+    /// the query can be run again.
     ///
     /// # Panics
     /// Where `inputs` has not one entry per table, or `bounds` is given without a window or the
@@ -325,16 +376,29 @@ impl Query {
 
     /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
     async fn run(&self) -> Result<Vec<RecordBatch>, SqlError> {
-        let plan = reset_plan_states(Arc::clone(&self.plan.physical))?;
-        let mut results = Vec::new();
+        let plan = reset_plan_states(Arc::clone(&self.plan.watched))?;
+        self.budget.begin();
+        let (mut results, mut bytes) = (Vec::new(), 0);
         for partition in 0..plan.output_partitioning().partition_count() {
             let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
             while let Some(batch) = stream.try_next().await? {
                 if batch.num_rows() > 0 {
+                    bytes += batch_bytes(&batch);
+                    if bytes > self.result_max {
+                        return Err(self.too_large());
+                    }
                     results.push(batch);
                 }
             }
         }
         Ok(results)
+    }
+
+    fn too_large(&self) -> SqlError {
+        let max = self.result_max;
+        SqlError::new(format!(
+            "the result has more than {max} bytes, the SQL's share of memory (`limits.memory`)"
+        ))
+        .hint("does a join lack its condition?")
     }
 }
