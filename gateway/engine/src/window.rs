@@ -14,35 +14,127 @@ pub struct Bounds {
     pub end: i64,
 }
 
-/// How event time is cut into windows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How event time is cut into windows. Spans in microseconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Window {
     /// Windows of one size that touch and do not overlap, aligned to 1970 plus `offset`.
     Tumbling {
-        /// Length in microseconds, at least 1.
+        /// Length, at least 1.
         size: i64,
-        /// Shift of the alignment in microseconds; any sign.
+        /// Shift of the alignment; any sign.
         offset: i64,
+    },
+    /// Windows of one size, of which one starts every `step`, aligned to 1970 plus `offset`.
+    Hopping {
+        /// Length, at least `step`.
+        size: i64,
+        /// From one start to the next, at least 1. `size` need not be a multiple of it.
+        step: i64,
+        /// Shift of the alignment; any sign.
+        offset: i64,
+    },
+    /// Running totals: windows that start together every `size`, aligned to 1970, and end every
+    /// `step` until the next ones start.
+    Cumulative {
+        /// Length of the longest, a multiple of `step`.
+        size: i64,
+        /// From one end to the next, at least 1.
+        step: i64,
     },
 }
 
 impl Window {
-    /// The window that `time` belongs to. Right for times before 1970; bounds that would pass the
-    /// ends of the time scale are cut there.
-    ///
-    /// # Panics
-    /// Where `size` is less than 1, which [`Stream::new`](crate::Stream::new) refuses.
-    pub fn bounds_of(self, time: i64) -> Bounds {
-        let Self::Tumbling { size, offset } = self;
-        assert!(size > 0, "a window has a length");
-        let wide = |value: i64| i128::from(value);
-        let cut = |value: i128| i64::try_from(value.clamp(wide(i64::MIN), wide(i64::MAX)));
-        let start = wide(time) - (wide(time) - wide(offset)).rem_euclid(wide(size));
-        Bounds {
-            start: cut(start).unwrap_or(i64::MIN),
-            end: cut(start + wide(size)).unwrap_or(i64::MAX),
+    /// What makes this no window, as a text; `None` for one that can be used.
+    pub fn problem(&self) -> Option<String> {
+        match *self {
+            Self::Tumbling { size, .. } if size < 1 => Some(format!("a window of {size} µs")),
+            Self::Hopping { size, step, .. } | Self::Cumulative { size, step }
+                if step < 1 || size < step =>
+            {
+                Some(format!("windows of {size} µs with a step of {step} µs"))
+            }
+            Self::Cumulative { size, step } if size % step != 0 => {
+                Some(format!("{size} µs is not a multiple of {step} µs"))
+            }
+            _ => None,
         }
     }
+
+    /// The window's definition as one line: equal texts put equal rows into equal windows.
+    pub fn definition(&self) -> String {
+        match *self {
+            Self::Tumbling { size, offset } => {
+                format!("tumbling {size} {}", offset.rem_euclid(size))
+            }
+            Self::Hopping { size, step, offset } => {
+                format!("hopping {size} {step} {}", offset.rem_euclid(step))
+            }
+            Self::Cumulative { size, step } => format!("cumulative {size} {step}"),
+        }
+    }
+
+    /// The pane that `time` belongs to: the longest span that lies wholly inside or wholly outside
+    /// of each window. Right for times before 1970; bounds that would pass the ends of the time
+    /// scale are cut there.
+    pub fn pane_of(&self, time: i64) -> Bounds {
+        match *self {
+            Self::Tumbling { size, offset } => cell(time, size, offset),
+            Self::Hopping { size, step, offset } => cell(time, gcd(size, step), offset),
+            Self::Cumulative { step, .. } => cell(time, step, 0),
+        }
+    }
+
+    /// End of the first window that holds `pane` and ends after `after`; `None` where all that
+    /// hold it end at or before `after`.
+    pub fn first_end(&self, pane: Bounds, after: Option<i64>) -> Option<i64> {
+        let after = after.map_or(Some(pane.end), |after| after.checked_add(1));
+        let after = after?.max(pane.end);
+        let (end, last) = match *self {
+            Self::Tumbling { .. } => (after, pane.end),
+            Self::Hopping { size, step, offset } => {
+                // Ends repeat every step from `offset + size` on; round `after` up to one.
+                let origin = wide(offset) + wide(size);
+                let end = wide(after) + (origin - wide(after)).rem_euclid(wide(step));
+                // Where a pane was cut at the end of the time scale, so are its windows.
+                let last = pane.start.saturating_add(size).max(pane.end);
+                (cut(end), last)
+            }
+            Self::Cumulative { size, step } => {
+                let end = wide(after) + (-wide(after)).rem_euclid(wide(step));
+                (cut(end), cell(pane.start, size, 0).end)
+            }
+        };
+        (end <= last).then_some(end)
+    }
+
+    /// The window that ends at `end`, which [`Window::first_end`] gave.
+    pub fn ending_at(&self, end: i64) -> Bounds {
+        let start = match *self {
+            Self::Tumbling { size, offset } => cell(end.saturating_sub(1), size, offset).start,
+            Self::Hopping { size, .. } => end.saturating_sub(size),
+            Self::Cumulative { size, .. } => cell(end.saturating_sub(1), size, 0).start,
+        };
+        Bounds { start, end }
+    }
+}
+
+fn wide(value: i64) -> i128 {
+    i128::from(value)
+}
+
+fn cut(value: i128) -> i64 {
+    let end = if value < 0 { i64::MIN } else { i64::MAX };
+    i64::try_from(value).unwrap_or(end)
+}
+
+/// The cell of a grid of `size`, shifted by `offset`, that `time` lies in.
+fn cell(time: i64, size: i64, offset: i64) -> Bounds {
+    let start = wide(time) - (wide(time) - wide(offset)).rem_euclid(wide(size));
+    Bounds { start: cut(start), end: cut(start + wide(size)) }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]
@@ -74,12 +166,72 @@ mod tests {
             (10, 0, i64::MAX, i64::MAX - 7, i64::MAX),
             (10, 0, i64::MIN, i64::MIN, i64::MIN + 8),
         ] {
-            assert_eq!(
-                Window::Tumbling { size, offset }.bounds_of(time),
-                Bounds { start, end },
-                "size {size}, offset {offset}, time {time}"
-            );
+            let window = Window::Tumbling { size, offset };
+            let bounds = Bounds { start, end };
+            assert_eq!(window.pane_of(time), bounds, "{window:?}, time {time}");
+            assert_eq!(window.first_end(bounds, None), Some(end), "{window:?}, time {time}");
+            assert_eq!(window.ending_at(end), bounds, "{window:?}, time {time}");
         }
+    }
+
+    /// All windows that hold `time`, in order of their ends.
+    fn holding(window: &Window, time: i64) -> Vec<(i64, i64)> {
+        let pane = window.pane_of(time);
+        let ends = std::iter::successors(window.first_end(pane, None), |end| {
+            window.first_end(pane, Some(*end))
+        });
+        ends.map(|end| window.ending_at(end)).map(|w| (w.start, w.end)).collect()
+    }
+
+    #[test]
+    fn windows_that_overlap_one_line_per_case() {
+        let hopping = |size, step, offset| Window::Hopping { size, step, offset };
+        let cumulative = |size, step| Window::Cumulative { size, step };
+        // (window, time) -> pane, windows that hold it
+        let cases: [(Window, i64, (i64, i64), &[(i64, i64)]); 14] = [
+            (hopping(10, 10, 0), 0, (0, 10), &[(0, 10)]),
+            (hopping(10, 10, 0), 9, (0, 10), &[(0, 10)]),
+            (hopping(10, 5, 0), 0, (0, 5), &[(-5, 5), (0, 10)]),
+            (hopping(10, 5, 0), 4, (0, 5), &[(-5, 5), (0, 10)]),
+            (hopping(10, 5, 0), 5, (5, 10), &[(0, 10), (5, 15)]),
+            (hopping(10, 5, 2), 1, (-3, 2), &[(-8, 2), (-3, 7)]),
+            // No multiple: panes of 1, some times in three windows and some in four.
+            (hopping(10, 3, 0), 9, (9, 10), &[(0, 10), (3, 13), (6, 16), (9, 19)]),
+            (hopping(10, 3, 0), 10, (10, 11), &[(3, 13), (6, 16), (9, 19)]),
+            (hopping(10, 4, 0), 9, (8, 10), &[(0, 10), (4, 14), (8, 18)]),
+            (hopping(10, 4, 0), -1, (-2, 0), &[(-8, 2), (-4, 6)]),
+            (cumulative(10, 5), 0, (0, 5), &[(0, 5), (0, 10)]),
+            (cumulative(10, 5), 5, (5, 10), &[(0, 10)]),
+            (cumulative(12, 3), 4, (3, 6), &[(0, 6), (0, 9), (0, 12)]),
+            (cumulative(12, 3), -1, (-3, 0), &[(-12, 0)]),
+        ];
+        for (window, time, (start, end), windows) in cases {
+            assert_eq!(window.pane_of(time), Bounds { start, end }, "{window:?}, time {time}");
+            assert_eq!(holding(&window, time), windows, "{window:?}, time {time}");
+        }
+    }
+
+    #[test]
+    fn windows_at_the_ends_of_the_time_scale_are_cut() {
+        let window = Window::Hopping { size: 10, step: 4, offset: 0 };
+        assert_eq!(window.pane_of(i64::MAX), Bounds { start: i64::MAX - 1, end: i64::MAX });
+        assert_eq!(holding(&window, i64::MAX).last(), Some(&(i64::MAX - 10, i64::MAX)));
+        assert_eq!(holding(&window, i64::MIN).first(), Some(&(i64::MIN, i64::MIN + 2)));
+    }
+
+    #[test]
+    fn what_is_no_window_is_said() {
+        for window in [
+            Window::Tumbling { size: 0, offset: 0 },
+            Window::Hopping { size: 10, step: 0, offset: 0 },
+            Window::Hopping { size: 10, step: 11, offset: 0 },
+            Window::Cumulative { size: 0, step: 0 },
+            Window::Cumulative { size: 10, step: 4 },
+        ] {
+            assert!(window.problem().is_some(), "{window:?}");
+        }
+        assert_eq!(Window::Hopping { size: 10, step: 10, offset: 0 }.problem(), None);
+        assert_eq!(Window::Cumulative { size: 12, step: 4 }.problem(), None);
     }
 
     proptest! {
@@ -90,12 +242,31 @@ mod tests {
             time in -4_000_000_000_000_000_i64..4_000_000_000_000_000,
         ) {
             let window = Window::Tumbling { size, offset };
-            let bounds = window.bounds_of(time);
+            let bounds = window.pane_of(time);
             prop_assert!(bounds.start <= time && time < bounds.end);
             prop_assert_eq!(bounds.end - bounds.start, size);
             prop_assert_eq!((bounds.start - offset) % size, 0);
-            prop_assert_eq!(window.bounds_of(bounds.start), bounds);
-            prop_assert_eq!(window.bounds_of(bounds.end).start, bounds.end);
+            prop_assert_eq!(window.pane_of(bounds.start), bounds);
+            prop_assert_eq!(window.pane_of(bounds.end).start, bounds.end);
+        }
+
+        /// The definition of overlapping windows, tried out: `[k step, k step + size)` for all k.
+        #[test]
+        fn hopping_windows_hold_what_they_say(
+            size in 1_i64..60,
+            step in 1_i64..60,
+            offset in -100_i64..100,
+            time in -1_000_i64..1_000,
+        ) {
+            let (size, step) = (size.max(step), size.min(step));
+            let window = Window::Hopping { size, step, offset };
+            let all = (-2_000..2_000).map(|k| offset + k * step).map(|start| (start, start + size));
+            let expected: Vec<_> = all.filter(|w| w.0 <= time && time < w.1).collect();
+            prop_assert_eq!(holding(&window, time), expected);
+            let pane = window.pane_of(time);
+            for time in pane.start..pane.end {
+                prop_assert_eq!(window.pane_of(time), pane);
+            }
         }
     }
 }

@@ -61,7 +61,7 @@ pub enum Event {
 pub struct Effects {
     /// Results, in the order of their sequence numbers.
     pub results: Vec<Output>,
-    /// Rows whose window was closed when they came, as they came.
+    /// Rows whose windows were all closed when they came, as they came.
     pub late: Vec<LateRows>,
     /// Windows or batches whose SQL failed. They are dropped and counted; the stream goes on.
     pub failures: Vec<StreamError>,
@@ -80,7 +80,7 @@ pub struct Output {
     pub quality: &'static str,
 }
 
-/// Rows that came after their window was closed.
+/// Rows that came after the last of their windows was closed.
 #[derive(Debug, Clone)]
 pub struct LateRows {
     /// Index of the table.
@@ -107,13 +107,14 @@ pub struct Progress {
 pub struct Counts {
     /// Rows taken.
     pub accepted: u64,
-    /// Rows in windows that were computed; without a window, rows that passed.
+    /// Rows in windows that were computed, each counted once, with the last of its windows; without
+    /// a window, rows that passed.
     pub windowed: u64,
-    /// Rows whose window was closed when they came.
+    /// Rows whose windows were all closed when they came.
     pub late: u64,
     /// Without a window: rows that the SQL left out.
     pub filtered: u64,
-    /// Rows of windows or batches whose SQL failed.
+    /// Rows of batches whose SQL failed, or whose last window's did.
     pub failed: u64,
     /// Rows of open windows that a changed window definition left without a place.
     pub dropped: u64,
@@ -140,7 +141,7 @@ pub enum StreamError {
     Query {
         /// The window; `None` for a batch of a stream without windows.
         window: Option<Bounds>,
-        /// How many rows it held.
+        /// How many rows are counted as failed by it: those whose last window it was.
         rows: u64,
         /// What failed.
         error: SqlError,

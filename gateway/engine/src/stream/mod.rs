@@ -5,14 +5,16 @@
 //! Sans-I/O: it reads no log, writes no store and asks no clock; one task owns it.
 //! Source: design page "The engine", sections Event time and State and exactly once.
 
+mod aligned;
 mod border;
+mod frames;
 mod progress;
 mod refill;
 mod rows;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use arrow::record_batch::RecordBatch;
 
@@ -21,9 +23,10 @@ pub use border::{Counts, Effects, Event, LateRows, Output, Progress, StreamError
 use crate::sql::{Query, SqlError, TableSchema};
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
+use frames::{Closed, Frames};
 use progress::Saved;
 use refill::{Arrival, Refill};
-use rows::{Columns, Open, OpenWindows, quality_runs};
+use rows::{Columns, quality_runs};
 
 /// The state of one stream.
 #[derive(Debug)]
@@ -31,7 +34,8 @@ pub struct Stream {
     spec: StreamSpec,
     query: Query,
     watermark: Watermark,
-    open: OpenWindows,
+    /// Open windows; `None` for SQL over each batch.
+    frames: Option<Frames>,
     refill: Option<Refill>,
     processed: Vec<u64>,
     next_seq: u64,
@@ -44,10 +48,8 @@ impl Stream {
     pub fn new(spec: StreamSpec, query: Query, now: i64) -> Result<Self, StreamError> {
         let input =
             |what: String| Err(StreamError::Input(format!("stream `{}`: {what}", spec.name)));
-        if let Some(Window::Tumbling { size, .. }) = spec.window
-            && size < 1
-        {
-            return input(format!("a window of {size} µs"));
+        if let Some(problem) = spec.window.as_ref().and_then(Window::problem) {
+            return input(problem);
         }
         if spec.allowed_lateness < 0 || spec.idle_after < 0 {
             return input("a negative span".into());
@@ -68,7 +70,7 @@ impl Stream {
         }
         Ok(Self {
             watermark,
-            open: OpenWindows::new(tables),
+            frames: spec.window.as_ref().map(|window| Frames::new(window, tables)),
             refill: None,
             processed: vec![0; tables],
             next_seq: 1,
@@ -109,6 +111,10 @@ impl Stream {
         stream.watermark.resume(saved.watermark);
         stream.next_seq = saved.next_seq;
         stream.counts = saved.counts();
+        let changed = saved.fingerprint != fingerprint(&stream.spec);
+        if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
+            frames.load(&saved.frames)?;
+        }
         let until = stream.processed.clone();
         stream.refill = Some(Refill {
             closed: saved.watermark,
@@ -120,7 +126,7 @@ impl Stream {
             waiting: Vec::new(),
             waiting_bytes: 0,
         });
-        stream.end_refill(saved.fingerprint != fingerprint(&stream.spec));
+        stream.end_refill(changed);
         Ok(stream)
     }
 
@@ -145,7 +151,7 @@ impl Stream {
             }
         };
         for arrival in waiting {
-            if self.spec.window.is_some() {
+            if self.frames.is_some() {
                 self.assign(&arrival, &mut effects)?;
             } else {
                 self.pass(&arrival, &mut effects).await?;
@@ -186,17 +192,19 @@ impl Stream {
             open_rows: refill.map_or(counts.open_rows, |refill| refill.rows),
             tables: tables.collect(),
             sources: self.watermark.sources().iter().map(source).collect(),
+            frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
         };
         Progress { state: saved.write(), processed: self.processed.clone(), replay_from }
     }
 
     /// The ledger.
     pub fn counts(&self) -> Counts {
+        let frames = self.frames.as_ref();
         Counts {
-            open_rows: self.open.rows(),
-            open_windows: self.open.len() as u64,
-            open_bytes: self.open.bytes() as u64,
-            watermark: self.spec.window.and(self.watermark.current()),
+            open_rows: frames.map_or(0, Frames::rows),
+            open_windows: frames.map_or(0, Frames::len) as u64,
+            open_bytes: frames.map_or(0, Frames::bytes) as u64,
+            watermark: frames.and(self.watermark.current()),
             plans: self.query.plans(),
             ..self.counts
         }
@@ -220,7 +228,7 @@ impl Stream {
         if self.refill.is_some() {
             return None;
         }
-        let first_end = self.open.first_end()?;
+        let first_end = self.frames.as_ref()?.first_end()?;
         let idle = self.watermark.next_idle();
         idle.or_else(|| self.watermark.clock_reaches(first_end)).map(|at| at.max(now))
     }
@@ -229,13 +237,17 @@ impl Stream {
     fn needed(&self, table: usize) -> u64 {
         match &self.refill {
             Some(refill) => refill.from[table],
-            None => self.open.first_position(table).unwrap_or(self.processed[table]),
+            None => {
+                let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
+                first.unwrap_or(self.processed[table])
+            }
         }
     }
 
     /// Checks rows before anything changes.
     fn admit(&self, table: usize, batch: &RecordBatch) -> Result<Columns, StreamError> {
-        let held = self.open.bytes() + self.refill.as_ref().map_or(0, |r| r.waiting_bytes);
+        let open = self.frames.as_ref().map_or(0, Frames::bytes);
+        let held = open + self.refill.as_ref().map_or(0, |r| r.waiting_bytes);
         if held > self.spec.memory_max {
             return Err(StreamError::Memory { held, max: self.spec.memory_max });
         }
@@ -245,51 +257,20 @@ impl Stream {
         }
     }
 
-    /// Puts rows that were not applied before into their windows, one after the other: a row is
-    /// late if the rows before it have moved the watermark to the end of its window.
+    /// Puts rows that were not applied before into their windows.
     fn assign(&mut self, arrival: &Arrival, effects: &mut Effects) -> Result<(), StreamError> {
-        let Arrival { table, position, columns } = arrival;
-        let Some(window) = self.spec.window else {
+        let Some(frames) = &mut self.frames else {
             return Ok(());
         };
-        let new = arrival.row_at(self.processed[*table]);
-        let mut windows: BTreeMap<Bounds, Vec<u32>> = BTreeMap::new();
-        let mut late: Vec<u32> = Vec::new();
-        let mut run: (Bounds, Vec<u32>) = (Bounds { start: 0, end: 0 }, Vec::new());
-        let mut source: Option<(&str, usize)> = None;
-        for (row, &time) in (0_u32..).zip(columns.times()).skip(new) {
-            let bounds = if run.0.start <= time && time < run.0.end {
-                run.0
-            } else {
-                window.bounds_of(time)
-            };
-            if self.watermark.has_passed(bounds.end) {
-                late.push(row);
-            } else {
-                if bounds != run.0 {
-                    let (bounds, rows) = std::mem::replace(&mut run, (bounds, Vec::new()));
-                    windows.entry(bounds).or_default().extend(rows);
-                }
-                run.1.push(row);
-            }
-            let device = columns.device(row as usize);
-            let at = match source {
-                Some((known, at)) if known == device => at,
-                _ => self.watermark.source(*table, device),
-            };
-            source = Some((device, at));
-            self.watermark.observe(at, time);
-        }
+        let table = arrival.table;
+        let new = arrival.row_at(self.processed[table]);
+        let late = frames.assign(arrival, new, &mut self.watermark)?;
         self.watermark.catch_up();
-        windows.entry(run.0).or_default().extend(run.1);
-        self.counts.accepted += (columns.len() - new) as u64;
+        self.counts.accepted += (arrival.columns.len() - new) as u64;
         self.counts.late += late.len() as u64;
-        self.processed[*table] = self.processed[*table].max(arrival.end());
-        for (bounds, rows) in windows {
-            self.open.add(bounds, *table, *position, columns, rows)?;
-        }
+        self.processed[table] = self.processed[table].max(arrival.end());
         if !late.is_empty() {
-            effects.late.push(LateRows { table: *table, batch: columns.take(late)? });
+            effects.late.push(LateRows { table, batch: arrival.columns.take(late)? });
         }
         Ok(())
     }
@@ -302,23 +283,26 @@ impl Stream {
         let Some(mark) = self.watermark.current() else {
             return;
         };
-        while let Some((bounds, open)) = self.open.close(mark) {
-            self.compute(bounds, open, effects).await;
+        while let Some(closed) = self.frames.as_mut().and_then(|frames| frames.close(mark)) {
+            self.compute(closed, effects).await;
         }
     }
 
-    async fn compute(&mut self, bounds: Bounds, open: Open, effects: &mut Effects) {
-        let (rows, quality) = (open.rows(), open.quality());
-        let result = match open.into_inputs(&self.spec.tables) {
+    async fn compute(&mut self, closed: Closed, effects: &mut Effects) {
+        let Closed { bounds, batches, settled, quality } = closed;
+        let parts = batches.into_iter().zip(&self.spec.tables);
+        let inputs: Result<Vec<_>, _> =
+            parts.map(|(part, table)| rows::in_time_order(part, table)).collect();
+        let result = match inputs {
             Ok(inputs) => self.query.execute(inputs, Some(bounds)).await,
             Err(error) => Err(SqlError::from(datafusion::error::DataFusionError::from(error))),
         };
         match result {
             Ok(batches) => {
-                self.counts.windowed += rows;
+                self.counts.windowed += settled;
                 self.number(batches, Some(bounds), quality, effects);
             }
-            Err(error) => self.fail(Some(bounds), rows, error, effects),
+            Err(error) => self.fail(Some(bounds), settled, error, effects),
         }
     }
 
@@ -370,12 +354,7 @@ impl Stream {
 
 /// What must be the same for rows to find their windows again.
 fn fingerprint(spec: &StreamSpec) -> u32 {
-    let mut text = match spec.window {
-        None => "none".to_owned(),
-        Some(Window::Tumbling { size, offset }) => {
-            format!("tumbling {size} {}", offset.rem_euclid(size))
-        }
-    };
+    let mut text = spec.window.as_ref().map_or_else(|| "none".to_owned(), Window::definition);
     let columns: BTreeSet<&str> = spec.tables.iter().map(|t| t.time_column.as_str()).collect();
     for column in columns {
         text.push(' ');

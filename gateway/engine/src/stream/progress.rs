@@ -1,12 +1,20 @@
 //! The bytes that carry a stream over a restart.
 //!
 //! Promise: what is read back equals what was written; bytes that are cut, longer or of another
-//! version are refused, never misread. Integers are little-endian; text is a u32 length and UTF-8;
-//! an optional value is a byte 0 or 1 and the value. The store guards the bytes with a CRC.
+//! version are refused, never misread. A version byte, then sections: tag u8, length u32, bytes.
+//! Each section has one owner; an unknown tag is refused, an empty one is left out. Integers are
+//! little-endian; text is a u32 length and UTF-8; an optional value is a byte 0 or 1 and the value.
+//! The store guards the bytes with a CRC. Version 1 was the base section alone, and is still read.
 
 use super::{Counts, StreamError};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+const VERSION_WITHOUT_SECTIONS: u8 = 1;
+
+/// Positions, marks and counts: the fields of [`Saved`] up to `sources`.
+const BASE: u8 = 1;
+/// What [`Frames::save`](super::frames::Frames::save) gave.
+const FRAMES: u8 = 2;
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,6 +35,8 @@ pub(super) struct Saved {
     pub(super) tables: Vec<(String, u64, u64)>,
     /// Index into `tables`, device, highest event time.
     pub(super) sources: Vec<(u32, String, Option<i64>)>,
+    /// Open windows, where rows alone do not tell them.
+    pub(super) frames: Vec<u8>,
 }
 
 impl Saved {
@@ -45,7 +55,18 @@ impl Saved {
 
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        out.extend(self.fingerprint.to_le_bytes());
+        for (tag, bytes) in [(BASE, &self.base()), (FRAMES, &self.frames)] {
+            if !bytes.is_empty() {
+                out.push(tag);
+                put_length(&mut out, bytes.len());
+                out.extend(bytes);
+            }
+        }
+        out
+    }
+
+    fn base(&self) -> Vec<u8> {
+        let mut out = self.fingerprint.to_le_bytes().to_vec();
         put_option(&mut out, self.watermark);
         let numbers = [
             self.next_seq,
@@ -77,11 +98,32 @@ impl Saved {
     }
 
     pub(super) fn read(bytes: &[u8]) -> Result<Self, StreamError> {
+        let refused = |what: String| Err(StreamError::Progress(what));
         let mut rest = Reader(bytes);
-        let version = rest.take::<1>()?[0];
-        if version != VERSION {
-            return Err(StreamError::Progress(format!("version {version}, not {VERSION}")));
+        match rest.take::<1>()?[0] {
+            VERSION => {}
+            VERSION_WITHOUT_SECTIONS => return Self::read_base(rest),
+            version => return refused(format!("version {version}, not {VERSION}")),
         }
+        let mut sections: [Option<&[u8]>; 2] = [None; 2];
+        while !rest.0.is_empty() {
+            let tag = rest.take::<1>()?[0];
+            let length = rest.u32()? as usize;
+            let bytes = rest.bytes(length)?;
+            let place = usize::from(tag).checked_sub(1).and_then(|at| sections.get_mut(at));
+            match place {
+                Some(place @ None) => *place = Some(bytes),
+                Some(Some(_)) => return refused(format!("section {tag} stands twice")),
+                None => return refused(format!("section {tag} is not known")),
+            }
+        }
+        let section = |tag: u8| sections[usize::from(tag) - 1].unwrap_or_default();
+        let mut saved = Self::read_base(Reader(section(BASE)))?;
+        saved.frames = section(FRAMES).to_vec();
+        Ok(saved)
+    }
+
+    fn read_base(mut rest: Reader) -> Result<Self, StreamError> {
         let mut saved = Self {
             fingerprint: rest.u32()?,
             watermark: rest.option()?,
@@ -110,24 +152,25 @@ impl Saved {
     }
 }
 
-fn put_length(out: &mut Vec<u8>, length: usize) {
-    // Names and counts of tables and sources: bounded far below 2^32.
+pub(super) fn put_length(out: &mut Vec<u8>, length: usize) {
+    // Names, sections, and counts of tables, sources and windows: bounded far below 2^32.
     out.extend(u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
 }
 
-fn put_text(out: &mut Vec<u8>, text: &str) {
+pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
     put_length(out, text.len());
     out.extend(text.as_bytes());
 }
 
-fn put_option(out: &mut Vec<u8>, value: Option<i64>) {
+pub(super) fn put_option(out: &mut Vec<u8>, value: Option<i64>) {
     out.push(u8::from(value.is_some()));
     if let Some(value) = value {
         out.extend(value.to_le_bytes());
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Reads from the front what the functions above wrote.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
     fn bytes(&mut self, length: usize) -> Result<&'a [u8], StreamError> {
@@ -137,21 +180,21 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], StreamError> {
+    pub(super) fn take<const N: usize>(&mut self) -> Result<[u8; N], StreamError> {
         let mut taken = [0; N];
         taken.copy_from_slice(self.bytes(N)?);
         Ok(taken)
     }
 
-    fn u32(&mut self) -> Result<u32, StreamError> {
+    pub(super) fn u32(&mut self) -> Result<u32, StreamError> {
         Ok(u32::from_le_bytes(self.take()?))
     }
 
-    fn u64(&mut self) -> Result<u64, StreamError> {
+    pub(super) fn u64(&mut self) -> Result<u64, StreamError> {
         Ok(u64::from_le_bytes(self.take()?))
     }
 
-    fn option(&mut self) -> Result<Option<i64>, StreamError> {
+    pub(super) fn option(&mut self) -> Result<Option<i64>, StreamError> {
         match self.take::<1>()? {
             [0] => Ok(None),
             [1] => Ok(Some(i64::from_le_bytes(self.take()?))),
@@ -159,7 +202,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn text(&mut self) -> Result<String, StreamError> {
+    pub(super) fn text(&mut self) -> Result<String, StreamError> {
         let length = self.u32()? as usize;
         let text = self.bytes(length)?.to_vec();
         String::from_utf8(text).map_err(|_| StreamError::Progress("a name is not UTF-8".into()))
@@ -186,21 +229,32 @@ mod tests {
             open_rows: 9,
             tables: vec![("m".into(), 3, 1), ("größe".into(), u64::MAX, 0)],
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
+            frames: vec![1, 2, 3],
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
-        for length in 0..bytes.len() {
+        // A cut between two sections leaves whole ones; the store's CRC is there for that.
+        let frames = 1 + 4 + 3;
+        for length in (0..bytes.len()).filter(|length| *length != bytes.len() - frames) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
-        Saved::read(&[&bytes[..], &[0]].concat()).unwrap_err();
-        Saved::read(&[&[2], &bytes[1..]].concat()).unwrap_err();
+        for garbage in [&[0][..], &[7, 0, 0, 0, 0], &[0, 0, 0, 0, 0], &[2, 0, 0, 0, 0]] {
+            Saved::read(&[&bytes[..], garbage].concat()).unwrap_err();
+        }
+        for version in [0, 1, 3] {
+            Saved::read(&[&[version], &bytes[1..]].concat()).unwrap_err();
+        }
     }
 
     #[test]
-    fn the_layout_stays() {
+    fn the_layout_stays_and_that_of_version_1_is_still_read() {
         let saved = Saved { fingerprint: 1, next_seq: 2, ..Saved::default() };
-        let mut expected = vec![1, 1, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
-        expected.extend([0; 8 * 8 + 4 + 4]);
-        assert_eq!(saved.write(), expected);
+        let mut base = vec![1, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+        base.extend([0; 8 * 8 + 4 + 4]);
+        assert_eq!(base.len(), 85);
+        assert_eq!(saved.write(), [&[2, 1, 85, 0, 0, 0], &base[..]].concat());
+        assert_eq!(Saved::read(&[&[1], &base[..]].concat()), Ok(saved.clone()));
+        let framed = Saved { frames: vec![9], ..saved };
+        assert_eq!(framed.write(), [&[2, 1, 85, 0, 0, 0], &base[..], &[2, 1, 0, 0, 0, 9]].concat());
     }
 }

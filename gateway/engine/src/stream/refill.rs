@@ -4,11 +4,8 @@
 //! nowhere else; no window closes and no new row is applied until every table has been read up to
 //! where the stream was, so the order in which tables are read is free.
 
-use std::collections::BTreeMap;
-
 use super::rows::Columns;
 use super::{Stream, StreamError};
-use crate::window::Bounds;
 
 /// Rows of one table on their way into the stream.
 #[derive(Debug)]
@@ -52,22 +49,12 @@ impl Stream {
     /// Puts rows from before the restart back into their windows. Gives back what is to be applied
     /// as new: nothing until all tables are refilled.
     pub(super) fn refill(&mut self, arrival: Arrival) -> Result<Vec<Arrival>, StreamError> {
-        let (Some(refill), Some(window)) = (&mut self.refill, self.spec.window) else {
+        let (Some(refill), Some(frames)) = (&mut self.refill, &mut self.frames) else {
             return Ok(vec![arrival]);
         };
         let table = arrival.table;
-        let mut windows: BTreeMap<Bounds, Vec<u32>> = BTreeMap::new();
-        let times = &arrival.columns.times()[..arrival.row_at(refill.until[table])];
-        for (row, &time) in (0_u32..).zip(times) {
-            let bounds = window.bounds_of(time);
-            if refill.closed.is_none_or(|closed| bounds.end > closed) {
-                windows.entry(bounds).or_default().push(row);
-            }
-        }
-        for (bounds, rows) in windows {
-            refill.refilled += rows.len() as u64;
-            self.open.add(bounds, table, arrival.position, &arrival.columns, rows)?;
-        }
+        let known = arrival.row_at(refill.until[table]);
+        refill.refilled += frames.refill(&arrival, known, refill.closed)?;
         if arrival.end() >= refill.until[table] {
             refill.done[table] = true;
         }

@@ -1,11 +1,10 @@
-//! The rows of open windows, and a batch's columns as the stream reads them.
+//! The rows that open windows hold, and a batch's columns as the stream reads them.
 //!
 //! Promise: rows of one table stay in arrival order until their window closes, then come sorted by
-//! event time, rows of equal time in arrival order. What they weigh is known in bytes. A window
-//! keeps whole batches as they are and copies parts of them, so that no window holds another's
-//! rows in memory.
+//! event time, rows of equal time in arrival order. What they weigh is known in bytes. A pane
+//! keeps whole batches as they are and copies parts of them, so that no pane holds another's
+//! rows in memory. It knows no bounds and no watermark.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, StringArray, UInt32Array, new_null_array};
@@ -17,11 +16,10 @@ use arrow::record_batch::RecordBatch;
 use super::StreamError;
 use crate::bytes::batch_bytes;
 use crate::sql::TableSchema;
-use crate::window::Bounds;
 
-/// What an open window costs beside its rows, in bytes.
-const WINDOW_COST: usize = 256;
-/// Batches with fewer rows are joined in open windows once there are [`SMALL_BATCHES`] of them.
+/// What a pane costs beside its rows, in bytes.
+const HELD_COST: usize = 256;
+/// Batches with fewer rows are joined once there are [`SMALL_BATCHES`] of them.
 const SMALL_ROWS: usize = 64;
 const SMALL_BATCHES: usize = 64;
 /// Batches that are smaller than this on average are joined before SQL runs over them.
@@ -181,6 +179,16 @@ impl Mix {
         self.good += rows;
     }
 
+    pub(super) fn merge(&mut self, other: Self) {
+        self.rows += other.rows;
+        self.good += other.good;
+        self.bad += other.bad;
+    }
+
+    pub(super) fn rows(self) -> u64 {
+        self.rows
+    }
+
     pub(super) fn worst(self) -> &'static str {
         if self.good == self.rows {
             "good"
@@ -210,7 +218,7 @@ pub(super) fn quality_runs(columns: &Columns, first: usize) -> Vec<(usize, usize
     runs
 }
 
-/// The rows of one table in one window.
+/// The rows of one table in one pane.
 #[derive(Debug, Clone, Default)]
 struct Part {
     batches: Vec<RecordBatch>,
@@ -239,34 +247,67 @@ impl Part {
     }
 }
 
-/// One open window.
+/// Rows that are held together, by table: those of a pane.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct Held {
     parts: Vec<Part>,
     mix: Mix,
     bytes: usize,
 }
 
-impl Open {
-    pub(super) fn rows(&self) -> u64 {
-        self.mix.rows
+impl Held {
+    pub(super) fn new(tables: usize) -> Self {
+        Self { parts: vec![Part::default(); tables], mix: Mix::default(), bytes: HELD_COST }
     }
 
-    pub(super) fn quality(&self) -> &'static str {
-        self.mix.worst()
+    /// What they weigh in memory, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
-    /// For each table its rows in order of event time.
-    pub(super) fn into_inputs(
-        self,
-        tables: &[TableSchema],
-    ) -> Result<Vec<Vec<RecordBatch>>, ArrowError> {
-        let parts = self.parts.into_iter().zip(tables);
-        parts.map(|(part, table)| in_time_order(part.batches, table)).collect()
+    pub(super) fn mix(&self) -> Mix {
+        self.mix
+    }
+
+    /// Lowest log position of a table's rows.
+    pub(super) fn first_position(&self, table: usize) -> Option<u64> {
+        self.parts[table].first_position
+    }
+
+    /// A table's rows in arrival order.
+    pub(super) fn batches(&self, table: usize) -> &[RecordBatch] {
+        &self.parts[table].batches
+    }
+
+    /// Adds rows of a table whose first row has log position `position`.
+    pub(super) fn add(
+        &mut self,
+        table: usize,
+        position: u64,
+        columns: &Columns,
+        rows: Vec<u32>,
+    ) -> Result<(), StreamError> {
+        let Some(&first) = rows.first() else {
+            return Ok(());
+        };
+        if columns.all_good {
+            self.mix.add_good(rows.len() as u64);
+        } else {
+            for &row in &rows {
+                self.mix.add(columns.quality(row as usize));
+            }
+        }
+        let batch = columns.take(rows)?;
+        self.bytes += batch_bytes(&batch);
+        let part = &mut self.parts[table];
+        let first = position + u64::from(first);
+        part.first_position = Some(part.first_position.map_or(first, |held| held.min(first)));
+        part.push(batch).map_err(|error| StreamError::Input(error.to_string()))
     }
 }
 
-fn in_time_order(
+/// A table's rows, in arrival order, in order of event time.
+pub(super) fn in_time_order(
     batches: Vec<RecordBatch>,
     table: &TableSchema,
 ) -> Result<Vec<RecordBatch>, ArrowError> {
@@ -297,92 +338,6 @@ fn in_time_order(
     let mut order: Vec<u32> = (0..u32::try_from(joined.num_rows()).map_err(too_many)?).collect();
     order.sort_by_key(|&row| times[row as usize]);
     Ok(vec![take_record_batch(&joined, &UInt32Array::from(order))?])
-}
-
-/// All open windows of a stream.
-#[derive(Debug)]
-pub(super) struct OpenWindows {
-    tables: usize,
-    windows: BTreeMap<Bounds, Open>,
-    bytes: usize,
-    rows: u64,
-}
-
-impl OpenWindows {
-    pub(super) fn new(tables: usize) -> Self {
-        Self { tables, windows: BTreeMap::new(), bytes: 0, rows: 0 }
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    pub(super) fn rows(&self) -> u64 {
-        self.rows
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.windows.len()
-    }
-
-    pub(super) fn first_end(&self) -> Option<i64> {
-        self.windows.keys().next().map(|bounds| bounds.end)
-    }
-
-    /// Lowest log position of a table that an open window holds.
-    pub(super) fn first_position(&self, table: usize) -> Option<u64> {
-        self.windows.values().filter_map(|open| open.parts[table].first_position).min()
-    }
-
-    /// Puts rows of a table, whose first has log position `position`, into a window.
-    pub(super) fn add(
-        &mut self,
-        bounds: Bounds,
-        table: usize,
-        position: u64,
-        columns: &Columns,
-        rows: Vec<u32>,
-    ) -> Result<(), StreamError> {
-        let Some(&first) = rows.first() else {
-            return Ok(());
-        };
-        let open = self.windows.entry(bounds).or_insert_with(|| {
-            self.bytes += WINDOW_COST;
-            Open {
-                parts: vec![Part::default(); self.tables],
-                mix: Mix::default(),
-                bytes: WINDOW_COST,
-            }
-        });
-        if columns.all_good {
-            open.mix.add_good(rows.len() as u64);
-        } else {
-            for &row in &rows {
-                open.mix.add(columns.quality(row as usize));
-            }
-        }
-        self.rows += rows.len() as u64;
-        let batch = columns.take(rows)?;
-        let bytes = batch_bytes(&batch);
-        open.bytes += bytes;
-        self.bytes += bytes;
-        let part = &mut open.parts[table];
-        let first = position + u64::from(first);
-        part.first_position = Some(part.first_position.map_or(first, |held| held.min(first)));
-        part.push(batch).map_err(|error| StreamError::Input(error.to_string()))
-    }
-
-    /// Takes out the earliest window if it ends at or before `watermark`.
-    pub(super) fn close(&mut self, watermark: i64) -> Option<(Bounds, Open)> {
-        let entry = self.windows.first_entry()?;
-        if entry.key().end > watermark {
-            return None;
-        }
-        let (bounds, open) = entry.remove_entry();
-        self.bytes -= open.bytes;
-        self.rows -= open.mix.rows;
-        Some((bounds, open))
-    }
 }
 
 /// Brings rows of another form of the table to its columns. A point whose values cannot be

@@ -1,6 +1,7 @@
 //! Streams as their callers see them: one line per case, then properties over any arrival order,
 //! any batching and a restart at any point.
 
+mod overlap;
 mod properties;
 mod restart;
 mod windows;

@@ -13,10 +13,41 @@ fn arrivals() -> impl Strategy<Value = (Vec<i64>, Vec<usize>, Vec<usize>)> {
         .prop_map(|(times, swaps, cuts)| (times.into_iter().collect(), swaps, cuts))
 }
 
-async fn run(rows: &[Row], cuts: &[usize], lateness: i64) -> (Vec<String>, Counts) {
-    let mut stream = stream(spec(10, lateness), SUMS);
+/// One of each kind, of some ten seconds.
+fn windows() -> impl Strategy<Value = Window> {
+    prop_oneof![
+        Just(Window::Tumbling { size: 10 * SECOND, offset: 0 }),
+        Just(Window::Hopping { size: 10 * SECOND, step: 10 * SECOND, offset: 0 }),
+        Just(Window::Hopping { size: 12 * SECOND, step: 4 * SECOND, offset: SECOND }),
+        Just(Window::Hopping { size: 10 * SECOND, step: 3 * SECOND, offset: 0 }),
+        Just(Window::Cumulative { size: 12 * SECOND, step: 4 * SECOND }),
+    ]
+}
+
+/// The results of rows that come in batches of `cuts` rows, with a restart before the batches that
+/// `restarts` names.
+async fn run_windows(
+    window: &Window,
+    rows: &[Row],
+    cuts: &[usize],
+    restarts: &[usize],
+    lateness: i64,
+) -> (Vec<String>, Counts) {
+    let spec = StreamSpec { window: Some(window.clone()), ..spec(10, lateness) };
+    let mut stream = stream(spec.clone(), SUMS);
     let (mut results, mut at) = (Vec::new(), 0);
-    for cut in cuts {
+    for (index, cut) in cuts.iter().enumerate() {
+        if restarts.contains(&index) {
+            let saved = stream.progress();
+            stream = Stream::restore(spec.clone(), query(&spec, SUMS), &saved.state, NOW).unwrap();
+            let from = usize::try_from(saved.replay_from[0]).unwrap();
+            for position in (from..at).step_by(5) {
+                let batch = batch(&rows[position..at.min(position + 5)]);
+                let event = Event::Replay { table: 0, position: position as u64, batch };
+                results.extend(stream.apply(event, NOW).await.unwrap().results);
+            }
+            assert_eq!(stream.progress(), saved, "a restart changes nothing");
+        }
         let end = (at + cut).min(rows.len());
         if at < end {
             results.extend(feed(&mut stream, 0, batch(&rows[at..end]), NOW).await.results);
@@ -26,6 +57,11 @@ async fn run(rows: &[Row], cuts: &[usize], lateness: i64) -> (Vec<String>, Count
     results.extend(drain(&mut stream).await.results);
     ledger_holds(&stream.counts());
     (lines(&results), stream.counts())
+}
+
+async fn run(rows: &[Row], cuts: &[usize], lateness: i64) -> (Vec<String>, Counts) {
+    let tumbling = Window::Tumbling { size: 10 * SECOND, offset: 0 };
+    run_windows(&tumbling, rows, cuts, &[], lateness).await
 }
 
 proptest! {
@@ -53,16 +89,38 @@ proptest! {
     }
 
     #[test]
-    fn batching_does_not_show(
+    fn neither_batches_nor_restarts_show(
+        window in windows(),
         rows in proptest::collection::vec((0_i64..120, 0_usize..3, 0_u8..100), 1..60),
         cuts in proptest::collection::vec(1_usize..7, 60),
+        restarts in proptest::collection::vec(0_usize..30, 0..6),
         lateness in 0_i64..30,
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let rows: Vec<Row> =
             rows.into_iter().map(|(t, d, v)| (t, ["a", "b", "c"][d], f64::from(v))).collect();
-        let singly = runtime.block_on(run(&rows, &vec![1; rows.len()], lateness));
-        prop_assert_eq!(&runtime.block_on(run(&rows, &[1000], lateness)), &singly);
-        prop_assert_eq!(&runtime.block_on(run(&rows, &cuts, lateness)), &singly);
+        let run = |cuts: &[usize], restarts: &[usize]| {
+            runtime.block_on(run_windows(&window, &rows, cuts, restarts, lateness))
+        };
+        let singly = run(&vec![1; rows.len()], &[]);
+        prop_assert_eq!(singly.1.late + singly.1.windowed, rows.len() as u64);
+        prop_assert_eq!(&run(&[1000], &[]), &singly);
+        prop_assert_eq!(&run(&cuts, &[]), &singly);
+        let restarted = run(&cuts, &restarts);
+        prop_assert_eq!(&restarted.0, &singly.0);
+        prop_assert_eq!(restarted.1.windowed, singly.1.windowed);
+    }
+
+    #[test]
+    fn tumbling_is_hopping_with_the_step_of_its_size(
+        rows in proptest::collection::vec((0_i64..120, 0_usize..3, 0_u8..100), 1..60),
+        lateness in 0_i64..30,
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let rows: Vec<Row> =
+            rows.into_iter().map(|(t, d, v)| (t, ["a", "b", "c"][d], f64::from(v))).collect();
+        let hopping = Window::Hopping { size: 10 * SECOND, step: 10 * SECOND, offset: 0 };
+        let hopping = runtime.block_on(run_windows(&hopping, &rows, &[5; 12], &[], lateness));
+        prop_assert_eq!(hopping, runtime.block_on(run(&rows, &[5; 12], lateness)));
     }
 }
