@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tidegate_config::{Severity, Window};
+use tidegate_config::{Document, Severity, Window};
 use tidegate_drivers::south::modbus::Bus;
 use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::Counts;
@@ -72,6 +72,8 @@ pub struct StreamView {
     pub engine: watch::Receiver<Option<Counts>>,
     /// Batches that may wait for it.
     pub queue_capacity: u32,
+    /// Somebody stopped it.
+    pub stopped: bool,
 }
 
 /// A sink as status sees it.
@@ -98,6 +100,8 @@ pub struct SinkView {
 /// What status can see of the running configuration. Replaced as a whole when it changes.
 #[derive(Clone, Default)]
 pub struct Views {
+    /// The configuration itself; none before the first part has started.
+    pub document: Option<Arc<Document>>,
     /// Bytes that the store may hold.
     pub store_bytes_max: u64,
     /// Bytes that may be written in a day before there is an alarm.
@@ -173,7 +177,10 @@ impl web::Console for GatewayStatus {
             devices: views.devices.iter().map(device).collect(),
             streams: views.streams.iter().map(|s| stream(s, now)).collect(),
             sinks: views.sinks.iter().map(|sink| self.sink(sink, now)).collect(),
-            alarms: alarms(&store, self.store.stats().failed),
+            alarms: alarms(&store, self.store.stats().failed)
+                .into_iter()
+                .chain(views.streams.iter().filter(|s| s.stopped).map(stopped))
+                .collect(),
             store,
             ledger: self.ledger(&views),
             ledger_since_start: self.ledger_since_start(&views),
@@ -195,7 +202,8 @@ impl web::Console for GatewayStatus {
             add("configuration".to_owned(), reason.to_owned());
         }
         for stream in &self.views().streams {
-            if stream.health.state() != State::Running {
+            // One that somebody stopped is an alarm, and no reason to restart anything.
+            if stream.health.state() != State::Running && !stream.stopped {
                 let reason = stream.health.last_error();
                 let reason = reason.unwrap_or_else(|| stream.health.state().name().to_owned());
                 add(format!("stream {}", stream.name), reason);
@@ -338,6 +346,11 @@ fn device(device: &DeviceView) -> web::DeviceStatus {
         counters: counters(device.stats.as_deref()),
         learnt_holes: device.stats.as_deref().map(Stats::notes).unwrap_or_default(),
     }
+}
+
+fn stopped(stream: &StreamView) -> web::Reason {
+    let reason = "stopped by request: its tables keep rows for it until it is started";
+    web::Reason { part: format!("stream {}", stream.name), reason: reason.to_owned() }
 }
 
 fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {

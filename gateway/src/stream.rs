@@ -6,11 +6,13 @@
 //! is missed.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use tidegate_drivers::north::{Encode, Envelope, Int64Style};
 use tidegate_drivers::stats::{LinkState, Stats};
@@ -21,8 +23,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::clock::SharedClock;
+use crate::process::{Losses, Program};
 use crate::supervisor::{Exit, Health, Part};
 use crate::table::Positioned;
+use crate::tap::{Passed, Taps};
 
 /// A sink that results (or late rows) of a stream go to.
 #[derive(Debug, Clone)]
@@ -58,8 +62,12 @@ pub struct StreamPart {
     pub tables: Vec<Arc<str>>,
     /// The stream's SQL.
     pub sql_text: String,
-    /// The planner.
+    /// The planner of all streams.
     pub sql: Arc<Sql>,
+    /// How many bytes of its memory the stream's SQL may hold.
+    pub sql_memory: usize,
+    /// How long one execution may take.
+    pub sql_time: Duration,
     /// What the tables bring.
     pub queue: mpsc::Receiver<Positioned>,
     /// The store.
@@ -84,6 +92,25 @@ pub struct StreamPart {
     pub feeds: Arc<Feeds>,
     /// After how long a silent source is idle.
     pub idle_after: Duration,
+    /// Who looks at its results.
+    pub taps: Arc<Taps>,
+    /// The program that makes other rows of its results.
+    pub program: Option<ProgramSpec>,
+    /// Over which results the program was lost.
+    pub losses: Losses,
+    /// Tells why the program is away, while the stream waits for it.
+    pub away: (mpsc::Sender<String>, mpsc::Receiver<String>),
+}
+
+/// How a stream's program is reached, and what it gives.
+#[derive(Debug, Clone)]
+pub struct ProgramSpec {
+    /// The socket that it listens on.
+    pub socket: PathBuf,
+    /// How long an answer may take.
+    pub timeout: Duration,
+    /// The columns of its rows.
+    pub columns: SchemaRef,
 }
 
 /// The connections of all feeds, by device: a device that is started anew puts its own here.
@@ -167,10 +194,22 @@ impl StreamPart {
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
         let windowed = self.spec.window.is_some();
-        let query = self
-            .sql
-            .plan(&self.sql_text, &self.spec.tables, windowed)
+        let sql = self.sql.share(self.sql_memory, self.sql_time);
+        let mut query = sql
+            .and_then(|sql| sql.plan(&self.sql_text, &self.spec.tables, windowed))
             .map_err(|e| format!("SQL: {e}"))?;
+        if let Some(program) = &self.program {
+            // What was told of the one before is no news.
+            while self.away.1.try_recv().is_ok() {}
+            query.set_process(Box::new(Program::new(
+                program.socket.clone(),
+                program.timeout,
+                (query.schema(), program.columns.clone()),
+                self.name.to_string(),
+                self.losses.clone(),
+                self.away.0.clone(),
+            )));
+        }
         // All rows that were queued before this commit are readable after it.
         self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
         let now = self.clock.now();
@@ -298,7 +337,11 @@ impl StreamPart {
     ) -> Result<(), String> {
         let now = self.clock.now();
         let first_late = stream.counts().late;
-        let effects = stream.apply(event, now).await.map_err(|e| e.to_string())?;
+        let effects = tokio::select! {
+            effects = stream.apply(event, now) => effects.map_err(|e| e.to_string())?,
+            // The stream is thrown away with what it was doing, and built again from the store.
+            Some(why) = self.away.1.recv() => return Err(why),
+        };
         for error in &effects.failures {
             self.counts.errors.fetch_add(1, Ordering::Relaxed);
             self.health.error(error.to_string());
@@ -316,6 +359,11 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         for output in effects.results {
+            self.taps.offer(&self.name, || Passed {
+                first: output.first_seq,
+                batch: output.batch.clone(),
+                quality: Some(output.quality),
+            });
             let window = output.window.map(|w| (w.start, w.end));
             for target in &self.targets {
                 let bodies = bodies(

@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::clock::SharedClock;
 use crate::ledger::Growth;
 use crate::supervisor::{Exit, Part};
+use crate::tap::{Passed, Taps};
 
 /// A batch on its way from a source to its table.
 pub struct Arrival {
@@ -92,6 +93,8 @@ pub struct Table {
     pub next_position: u64,
     /// The time of day, for the table's history.
     pub clock: SharedClock,
+    /// Who looks at its rows.
+    pub taps: Arc<Taps>,
 }
 
 /// How long a batch that nobody waits for may wait for others: devices that are polled together
@@ -174,6 +177,8 @@ impl Table {
         if batch.num_rows() == 0 {
             return Ok(());
         }
+        let rows = || Passed { first: position, batch: batch.clone(), quality: None };
+        self.taps.offer(&self.name, rows);
         for reader in self.readers.now() {
             let rows = Positioned { table: reader.table, position, batch: batch.clone() };
             if reader.queue.send(rows).await.is_err() {

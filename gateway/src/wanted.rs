@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{Device, Document, Link, SinkDriver, SinkReplay, StreamSection};
 use tidegate_drivers::north::Encode;
+use tidegate_drivers::types::Span;
 use tidegate_engine::StreamSpec;
 
 use crate::build::{Surroundings, device_secret, encode, link_of, sink_secret, stream_spec};
@@ -30,6 +31,7 @@ pub(crate) struct StreamWish {
     encodes: Vec<Encode>,
     /// Memory of all SQL together: with another bound the planner is another one.
     memory: usize,
+    sql_time: Span,
 }
 
 /// A sink is made of its driver, its secret, and how it delivers: how much at once, and how what
@@ -81,6 +83,7 @@ impl Wanted {
                 spec: stream_spec(document, stream, stream.event_time),
                 encodes: sinks.map(|sink| encode(&sink.driver)).collect(),
                 memory: document.limits.memory.len(),
+                sql_time: document.limits.sql_time,
             };
             (stream.name.to_string(), wish)
         });

@@ -44,6 +44,7 @@ mod refused_records_can_be_sent_again;
 mod simulator_serves_a_foreign_client;
 mod status_tells_the_truth;
 mod stops_within_grace;
+mod streams_are_stopped_and_looked_at;
 mod survives_kill_9;
 mod the_ledger_survives_kill_9;
 mod the_service_executes_nothing;

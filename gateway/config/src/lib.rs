@@ -41,7 +41,10 @@ pub use sink::{
     Priority, ReplayMark, ReplayOrder, SinkDriver, SinkReplay, SinkSection, SinkStore, WhenFull,
 };
 pub use span::{Position, Spans};
-pub use stream::{EventTime, LateRoute, Route, StreamSection, Sync, Tumbling, Window};
+pub use stream::{
+    ColumnType, EventTime, LateRoute, ProcessColumn, ProcessSection, Route, StreamSection, Sync,
+    Tumbling, Window,
+};
 pub use table::{RESERVED_COLUMNS, Table};
 pub use test_case::{Expect, Scalar, StreamTest, TestRow};
 pub use tidegate_drivers::types::{Bytes, Name, Rate, Secret, Span};

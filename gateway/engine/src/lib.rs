@@ -15,7 +15,7 @@ pub mod window;
 mod bytes;
 mod functions;
 
-pub use sql::{Query, Sql, SqlError, TableSchema};
+pub use sql::{Process, Query, Sql, SqlError, TableSchema};
 pub use stream::{
     Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
 };

@@ -17,11 +17,12 @@ use super::{Running, TableEnds};
 use crate::batch::Batcher;
 use crate::build::{self, LinkPart};
 use crate::ledger::{self, SourceKeys};
+use crate::process::Losses;
 use crate::progress::Pulse;
 use crate::pump::{Asked, Pump, Queue, SinkCounts, SinkOutbox};
 use crate::source::{Source, SourceCounts, Unsettled};
 use crate::status::{DeviceView, LinkView, SinkView, StreamView};
-use crate::stream::{StreamCounts, StreamPart, Target};
+use crate::stream::{ProgramSpec, StreamCounts, StreamPart, Target};
 use crate::supervisor::{Health, State};
 use crate::table::{Reader, Readers, Table};
 use crate::wanted::{DeviceWish, SinkWish, StreamWish};
@@ -32,6 +33,9 @@ impl Running {
         stream: &StreamSection,
         wish: StreamWish,
     ) -> Worker<StreamWish, StreamView> {
+        if self.stopped.contains(stream.name.as_str()) {
+            return self.stopped_stream(stream, wish);
+        }
         let (tx, queue) = mpsc::channel(self.document.limits.stream_queue as usize);
         for (index, table) in stream.from.iter().enumerate() {
             if let Some(table) = self.tables.get(table.as_str()) {
@@ -55,6 +59,8 @@ impl Running {
             tables: stream.from.iter().map(|name| name.as_str().into()).collect(),
             sql_text: stream.sql.clone(),
             sql: self.sql.clone(),
+            sql_memory: super::sql_memory(&self.document) / self.document.streams.len().max(1),
+            sql_time: self.document.limits.sql_time.duration(),
             queue,
             store: self.store.clone(),
             targets: self.targets(stream.to.iter().map(|route| route.sink.as_str())),
@@ -67,6 +73,14 @@ impl Running {
             health: health.clone(),
             feeds: self.feeds.clone(),
             idle_after: stream.effective_idle_after(&self.document),
+            taps: self.taps.clone(),
+            program: stream.process.as_ref().map(|process| ProgramSpec {
+                socket: process.socket.as_str().into(),
+                timeout: process.timeout.duration(),
+                columns: process.schema(),
+            }),
+            losses: Losses::default(),
+            away: mpsc::channel(1),
         };
         let view = StreamView {
             name: stream.name.to_string(),
@@ -75,11 +89,36 @@ impl Running {
             counts,
             engine,
             queue_capacity: self.document.limits.stream_queue,
+            stopped: false,
         };
         let stop = CancellationToken::new();
         let task =
             run(&self.around.crews.compute, "stream", stream.name.as_str(), &health, &stop, part);
         Worker { wish, ends: view, stop, task: Some(task) }
+    }
+
+    /// A stream that somebody stopped: its tables go on keeping what it has not read.
+    fn stopped_stream(
+        &self,
+        stream: &StreamSection,
+        wish: StreamWish,
+    ) -> Worker<StreamWish, StreamView> {
+        let health = Arc::new(Health::default());
+        health.set(State::Stopped);
+        let progress = self.store.progress(stream.name.as_str());
+        let counts = progress.and_then(|progress| {
+            tidegate_engine::Stream::counts_in(&progress.state).map_err(|e| e.to_string()).ok()
+        });
+        let view = StreamView {
+            name: stream.name.to_string(),
+            window: stream.window.clone(),
+            health,
+            counts: Arc::new(StreamCounts::default()),
+            engine: watch::channel(counts).1,
+            queue_capacity: self.document.limits.stream_queue,
+            stopped: true,
+        };
+        Worker { wish, ends: view, stop: CancellationToken::new(), task: None }
     }
 
     fn targets<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<Target> {
@@ -108,6 +147,7 @@ impl Running {
             held: None,
             next_position: self.store.log_end(&table.name),
             clock: self.around.clock.clone(),
+            taps: self.taps.clone(),
         };
         let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
         let task = run(&Handle::current(), "table", &table.name, &health, &stop, part);

@@ -12,6 +12,7 @@ use tidegate_web_ui::{
 };
 
 use crate::plant::Plant;
+use crate::streams::floor;
 use crate::routes::{Answer, ask, get};
 
 /// A store that exists only as answers, and notes what it was asked. It knows one sink and one table,
@@ -91,7 +92,7 @@ async fn send(router: &axum::Router, method: Method, path: &str, body: &str) -> 
 
 fn control(shelf: &Arc<Shelf>) -> axum::Router {
     let plant = Arc::new(Plant::new(Vec::new()));
-    control_router(Arc::clone(&plant) as _, plant, Arc::clone(shelf) as _)
+    control_router(Arc::clone(&plant) as _, plant, Arc::clone(shelf) as _, floor())
 }
 
 #[tokio::test]

@@ -6,7 +6,12 @@ use super::{Checker, PlannedTable, Results, SqlPlanner, SqlProblem, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
-use crate::{Route, StreamSection, Window};
+use crate::{ProcessSection, Route, Span, StreamSection, Window};
+
+/// Bytes of the path of a Unix socket (unix(7)).
+const SOCKET_PATH_MAX: usize = 107;
+/// Longest time that a program may take: its stream does nothing else meanwhile.
+const PROCESS_TIMEOUT_MAX: Span = Span::from_secs(600);
 
 impl Checker<'_> {
     pub(super) fn streams(&mut self, planner: &dyn SqlPlanner) -> Results {
@@ -27,6 +32,9 @@ impl Checker<'_> {
                 self.say(Code::NoSink, &path.then("to"), message, Some(hint));
             }
             self.window(stream, &path);
+            if let Some(process) = &stream.process {
+                self.process(process, &path.then("process"));
+            }
             if !tables_known {
                 continue;
             }
@@ -138,6 +146,33 @@ impl Checker<'_> {
                 format!("the offset {} is not less than {}", tumbling.offset, tumbling.size);
             let hint = "windows repeat after their size: a larger offset means a smaller one";
             self.say(Code::WindowShape, &path.then("offset"), message, Some(hint));
+        }
+    }
+
+    fn process(&mut self, process: &ProcessSection, path: &Path) {
+        let (socket, timeout) = (&process.socket, process.timeout);
+        if !socket.starts_with('/') || socket.len() > SOCKET_PATH_MAX {
+            let message = format!("`{socket}` is no path of a Unix socket");
+            let hint = format!("write a path from the root, of up to {SOCKET_PATH_MAX} bytes");
+            self.say(Code::BadValue, &path.then("socket"), message, Some(&hint));
+        }
+        if timeout.duration().is_zero() || timeout > PROCESS_TIMEOUT_MAX {
+            let message = format!("a program that may take {timeout} is no use");
+            let hint = format!("write a time of up to {PROCESS_TIMEOUT_MAX}, such as `5s`");
+            self.say(Code::SpanRange, &path.then("timeout"), message, Some(&hint));
+        }
+        let columns = path.then("columns");
+        if process.columns.is_empty() {
+            let hint = "name the columns of the rows that the program gives";
+            self.say(Code::EmptyList, &columns, "`columns` names no column", Some(hint));
+        }
+        let mut seen = BTreeSet::new();
+        for (index, column) in process.columns.iter().enumerate() {
+            if !seen.insert(&column.name) {
+                let message = format!("two columns are called `{}`", column.name);
+                let path = columns.then(index).then("name");
+                self.say(Code::ColumnTwice, &path, message, Some("names are unique"));
+            }
         }
     }
 

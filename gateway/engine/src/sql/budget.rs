@@ -28,7 +28,7 @@ use datafusion::physical_plan::joins::{HashJoinExec, NestedLoopJoinExec, NestedL
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
 };
 use futures::Stream;
 use tokio::time::Instant;
@@ -74,11 +74,6 @@ impl Budget {
     pub(super) fn begin(&self) {
         self.used.store(0, Ordering::Relaxed);
         self.began.store(BETWEEN, Ordering::Relaxed);
-    }
-
-    /// How much time an execution is allowed.
-    pub(super) fn allowed(&self) -> Duration {
-        self.allowed
     }
 
     fn look(&self) -> Verdict {

@@ -15,6 +15,7 @@ mod feed;
 mod growth;
 mod guard;
 mod planner;
+mod process;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
@@ -48,6 +49,7 @@ use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
 use futures::{FutureExt, TryStreamExt};
 
 pub use error::SqlError;
+pub use process::Process;
 
 use crate::bytes::batch_bytes;
 use crate::functions::{self, BoundsCell};
@@ -145,6 +147,7 @@ impl Sql {
             planner,
             budget,
             result_max: self.memory_max,
+            process: None,
         })
     }
 
@@ -309,12 +312,22 @@ pub struct Query {
     budget: Arc<Budget>,
     /// Bytes that one result may have.
     result_max: usize,
+    /// Who makes other rows of the results.
+    process: Option<Box<dyn Process>>,
 }
 
 impl Query {
     /// The columns of the result.
     pub fn schema(&self) -> SchemaRef {
-        self.plan.physical.schema()
+        match &self.process {
+            Some(process) => process.schema(),
+            None => self.plan.physical.schema(),
+        }
+    }
+
+    /// From now on `process` makes other rows of the results.
+    pub fn set_process(&mut self, process: Box<dyn Process>) {
+        self.process = Some(process);
     }
 
     /// Whether it was planned to run over windows.
@@ -371,7 +384,12 @@ impl Query {
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }
-        result
+        match (&mut self.process, result) {
+            (Some(process), Ok(results)) if !results.is_empty() => {
+                process.process(results, bounds).await.map_err(SqlError::new)
+            }
+            (_, result) => result,
+        }
     }
 
     /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.

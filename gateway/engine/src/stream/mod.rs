@@ -130,6 +130,12 @@ impl Stream {
         Ok(stream)
     }
 
+    /// The ledger that `progress` ([`Progress::state`]) holds, of a stream that does not run.
+    pub fn counts_in(progress: &[u8]) -> Result<Counts, StreamError> {
+        let saved = Saved::read(progress)?;
+        Ok(Counts { open_rows: saved.open_rows, ..saved.counts() })
+    }
+
     /// Applies an event. `now` in microseconds since 1970, UTC. Runs SQL: belongs on a thread that
     /// may compute.
     ///
