@@ -116,8 +116,8 @@ impl Streams for StreamFloor {
         let compute = self.compute.clone();
         async move {
             let preview = preview?;
-            let permit = permit
-                .map_err(|_| Declined::NotNow("another preview is under way".to_owned()))?;
+            let permit =
+                permit.map_err(|_| Declined::NotNow("another preview is under way".to_owned()))?;
             let planned = tokio::task::spawn_blocking(move || preview.plan()).await;
             let planned = planned
                 .map_err(|error| Declined::NotNow(error.to_string()))?

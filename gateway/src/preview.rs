@@ -99,7 +99,10 @@ impl Preview {
         for table in &section.from {
             if !tables.iter().any(|known| known.name == table.as_str()) {
                 let names: Vec<_> = tables.iter().map(|table| table.name.as_str()).collect();
-                return Err(format!("there is no table `{table}`; there are: {}", names.join(", ")));
+                return Err(format!(
+                    "there is no table `{table}`; there are: {}",
+                    names.join(", ")
+                ));
             }
         }
         let mut spec = stream_spec(document, section, section.event_time);
@@ -108,7 +111,8 @@ impl Preview {
         let planned =
             sql.and_then(|sql| sql.plan(&section.sql, &spec.tables, spec.window.is_some()));
         let query = planned.map_err(|error| {
-            let place = error.position.map(|(line, column)| format!("line {line}, column {column}: "));
+            let place =
+                error.position.map(|(line, column)| format!("line {line}, column {column}: "));
             let hint = error.hint.map(|hint| format!(" ({hint})"));
             format!("{}{}{}", place.unwrap_or_default(), error.message, hint.unwrap_or_default())
         })?;

@@ -203,7 +203,9 @@ impl Process for Program {
                 Err(_) => format!("no answer within {:?}", self.timeout),
             };
             if self.losses.add(key(&request)) {
-                return Err(format!("the program was lost {LOSSES_MAX} times over these rows: {why}"));
+                return Err(format!(
+                    "the program was lost {LOSSES_MAX} times over these rows: {why}"
+                ));
             }
             self.gone(why).await
         }

@@ -284,6 +284,11 @@ impl Running {
         old.values().filter_map(|w| w.task.as_ref()).for_each(AbortOnDropHandle::abort);
         let wish = old.values().next().map(|worker| worker.wish.clone());
         end("stream", old, &mut Vec::new()).await;
+        // What it had handed to the store counts as its state.
+        let barrier = Commit { wait: true, ..Commit::default() };
+        if let Err(error) = in_time(async { self.store.submit(barrier).await?.await }).await {
+            tracing::warn!(stream = name, %error, "its last results may not be shown yet");
+        }
         if let Some(wish) = wish {
             let worker = self.stream(section, wish);
             self.streams.insert(name.to_owned(), worker);

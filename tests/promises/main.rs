@@ -19,6 +19,7 @@ mod a_damaged_store_is_set_aside;
 mod a_full_disk_stops_nobody;
 mod a_hung_part_is_restarted;
 mod a_paused_sink_waits_over_restarts;
+mod a_program_beside_the_gateway;
 mod a_read_only_disk_is_an_alarm;
 mod a_silent_unit_leaves_the_others_their_rate;
 mod a_store_that_cannot_be_opened_is_no_crash_loop;

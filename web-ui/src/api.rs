@@ -65,10 +65,8 @@ pub fn control_router(
     let apply = limited(apply, guard::CONFIGURATION);
     let slow = limited(keeping::slow(keeper.clone()), guard::MAINTENANCE);
     let trying = limited(floor::slow(streams.clone()), guard::STREAMS);
-    let quick = reading(console)
-        .merge(changing)
-        .merge(keeping::quick(keeper))
-        .merge(floor::quick(streams));
+    let quick =
+        reading(console).merge(changing).merge(keeping::quick(keeper)).merge(floor::quick(streams));
     with_headers(guarded(quick, guard::REQUEST).merge(apply).merge(slow).merge(trying))
 }
 

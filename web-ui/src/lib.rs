@@ -32,6 +32,4 @@ pub use store::{
     ReplayRate, SinkContents, SinkLanes, StoreCompacted, StoreContents, StoreStatus, StoreVerified,
     TableContents, Unclaimed,
 };
-pub use streams::{
-    Declined, Lines, PreviewWanted, StreamSet, StreamVerb, Streams, TapWanted,
-};
+pub use streams::{Declined, Lines, PreviewWanted, StreamSet, StreamVerb, Streams, TapWanted};

@@ -147,7 +147,8 @@ async fn preview(
         Ok(Json(wanted)) => lines(streams.preview(wanted).await),
         Err(rejection) => {
             let status = StatusCode::UNPROCESSABLE_ENTITY;
-            let hint = "such as {\"section\": {\"name\": \"p\", \"from\": [\"t\"], \"sql\": \"…\"}}";
+            let hint =
+                "such as {\"section\": {\"name\": \"p\", \"from\": [\"t\"], \"sql\": \"…\"}}";
             Problem::new(status, "body_refused", rejection.body_text()).hint(hint).into_response()
         }
     }

@@ -12,8 +12,8 @@ use tidegate_web_ui::{
 };
 
 use crate::plant::Plant;
-use crate::streams::floor;
 use crate::routes::{Answer, ask, get};
+use crate::streams::floor;
 
 /// A store that exists only as answers, and notes what it was asked. It knows one sink and one table,
 /// of ten rows.

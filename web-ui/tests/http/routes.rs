@@ -202,7 +202,8 @@ async fn a_body_of_16_kib_is_the_most_that_is_read() {
             .unwrap()
     };
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf(), floor());
+    let control =
+        control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf(), floor());
     let answer = ask(&control, post(Body::from(vec![b'x'; 16 * 1024 + 1]))).await;
     answer.assert_problem(413, "body_too_large");
     assert_eq!(plant.stops.load(Ordering::SeqCst), 0);
@@ -216,7 +217,8 @@ async fn stopping_is_on_the_control_socket_only() {
     ask(&tcp(), stop()).await.assert_problem(404, "no_such_route");
 
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf(), floor());
+    let control =
+        control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf(), floor());
     get(&control, "/api/v1/shutdown").await.assert_problem(405, "method_not_allowed");
     assert_eq!(plant.stops.load(Ordering::SeqCst), 0);
     let answer = ask(&control, stop()).await;

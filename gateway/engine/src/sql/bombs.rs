@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use arrow::array::{ArrayRef, Int64Array, StringArray, TimestampMicrosecondArray, UInt64Array};
 use arrow::array::Float64Array;
+use arrow::array::{ArrayRef, Int64Array, StringArray, TimestampMicrosecondArray, UInt64Array};
 use arrow::record_batch::RecordBatch;
 
 use super::shapes::{schema, tables};
@@ -82,7 +82,10 @@ async fn f35_a_bomb_is_refused_or_ended_within_two_seconds() {
         ("SELECT count(*) FROM m WHERE EXISTS (SELECT 1 FROM o WHERE o.n * m.n = -1)", "sql_time"),
         ("SELECT array_agg(n) OVER (ORDER BY n) AS a FROM m", "not available"),
         ("SELECT n FROM m GROUP BY CUBE(n, v, device, quality, seq, time, 1, 2, 3)", "CUBE"),
-        ("WITH RECURSIVE r AS (SELECT 1 AS x FROM m UNION ALL SELECT x FROM r) SELECT * FROM r", ""),
+        (
+            "WITH RECURSIVE r AS (SELECT 1 AS x FROM m UNION ALL SELECT x FROM r) SELECT * FROM r",
+            "",
+        ),
         ("COPY m TO '/tmp/x.csv'", "only one SELECT"),
         (&chain, "64 tables"),
         (&doubled, "64 times"),
@@ -107,8 +110,9 @@ async fn f35_a_bomb_is_refused_or_ended_within_two_seconds() {
 #[test]
 fn f35_planning_at_the_bounds_is_quick() {
     let sql = Sql::new(16 << 20).unwrap();
-    let chain: Vec<String> =
-        (1..7).map(|i| format!("c{i} AS (SELECT a.n FROM c{} a JOIN c{0} b USING (n))", i - 1)).collect();
+    let chain: Vec<String> = (1..7)
+        .map(|i| format!("c{i} AS (SELECT a.n FROM c{} a JOIN c{0} b USING (n))", i - 1))
+        .collect();
     let joins: Vec<String> =
         (1..64).map(|i| format!(" JOIN o AS o{i} ON o{i}.n = m.n AND o{i}.v > m.v")).collect();
     for text in [
@@ -132,7 +136,8 @@ async fn a_stream_over_its_share_fails_and_the_others_go_on() {
     let text = "SELECT n, count(*) AS c FROM m GROUP BY n";
     let rows = || vec![vec![many(40_000)], vec![]];
     // A group costs some tens of bytes: a mebibyte is too little, twelve are enough.
-    let (small, large) = (whole.share(1 << 20, time).unwrap(), whole.share(12 << 20, time).unwrap());
+    let (small, large) =
+        (whole.share(1 << 20, time).unwrap(), whole.share(12 << 20, time).unwrap());
     let mut small = small.plan(text, &tables(), true).unwrap();
     let mut large = large.plan(text, &tables(), true).unwrap();
     for _ in 0..3 {

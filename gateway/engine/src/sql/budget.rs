@@ -24,12 +24,12 @@ use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::joins::utils::JoinFilter;
-use datafusion::physical_plan::joins::{HashJoinExec, NestedLoopJoinExec, NestedLoopJoinExecBuilder};
+use datafusion::physical_plan::joins::{
+    HashJoinExec, NestedLoopJoinExec, NestedLoopJoinExecBuilder,
+};
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::union::UnionExec;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
-};
+use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures::Stream;
 use tokio::time::Instant;
 
@@ -124,7 +124,8 @@ pub(super) fn watched(
     plan.transform_up(|node| {
         let node = with_watched_condition(node, budget)?;
         // Their work is that of their input, which is watched.
-        let follows = node.is::<FilterExec>() || node.is::<ProjectionExec>() || node.is::<UnionExec>();
+        let follows =
+            node.is::<FilterExec>() || node.is::<ProjectionExec>() || node.is::<UnionExec>();
         if follows {
             return Ok(Transformed::no(node));
         }

@@ -190,11 +190,17 @@ mod tests {
             ("WITH x AS (SELECT * FROM m) SELECT * FROM x, x, X", 3),
             ("WITH x (a, b) AS (SELECT n, n FROM m, o) SELECT x.a, x.b FROM x JOIN x y ON true", 4),
             ("WITH x AS NOT MATERIALIZED (FROM m, m) SELECT * FROM x", 2),
-            ("WITH a AS (SELECT * FROM m), b AS (SELECT * FROM a, a), c AS (SELECT * FROM b, b) \
-              SELECT * FROM c, c, LATERAL (SELECT * FROM c)", 12),
+            (
+                "WITH a AS (SELECT * FROM m), b AS (SELECT * FROM a, a), c AS (SELECT * FROM b, b) \
+              SELECT * FROM c, c, LATERAL (SELECT * FROM c)",
+                12,
+            ),
             // A later one of the same name does not make it less.
-            ("WITH a AS (SELECT * FROM m, m, m), b AS (WITH a AS (SELECT * FROM m) SELECT * FROM a) \
-              SELECT * FROM a, b", 6),
+            (
+                "WITH a AS (SELECT * FROM m, m, m), b AS (WITH a AS (SELECT * FROM m) SELECT * FROM a) \
+              SELECT * FROM a, b",
+                6,
+            ),
         ] {
             assert_eq!(counted(sql).0, tables, "{sql}");
         }

@@ -51,7 +51,8 @@ pub(super) fn check(sql: &str, windowed: bool) -> Result<(), SqlError> {
         if let Token::SingleQuotedString(text) = &token.token
             && text.len() > LITERAL_MAX
         {
-            let message = format!("a text in quotes has {} bytes; at most {LITERAL_MAX}", text.len());
+            let message =
+                format!("a text in quotes has {} bytes; at most {LITERAL_MAX}", text.len());
             return Err(SqlError::new(message).at(token.span.start.line, token.span.start.column));
         }
         let Token::Word(word) = &token.token else {
