@@ -12,6 +12,7 @@ pub mod build;
 pub mod cable;
 pub mod cli;
 pub mod clock;
+mod code_pages;
 pub mod control;
 pub mod demo;
 pub mod floor;

@@ -26,6 +26,7 @@ mod a_store_that_cannot_be_opened_is_no_crash_loop;
 mod bad_input_is_one_clear_message;
 mod broker_outage_keeps_every_second;
 mod cold_start_without_broker;
+mod cycles_begin_on_time;
 mod demo_loses_nothing;
 mod dependencies_stay_as_decided;
 mod examples_check_and_their_tests_pass;
