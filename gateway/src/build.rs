@@ -120,14 +120,42 @@ pub fn stream_spec(
         name: stream.name.to_string(),
         sources: sources.collect(),
         tables: from.iter().map(|table| table_schema(table, event_time)).collect(),
-        window: stream.window.as_ref().map(|window| match window {
-            WindowConfig::Tumbling(t) => {
-                Window::Tumbling { size: t.size.micros(), offset: t.offset.micros() }
-            }
-        }),
+        window: stream.window.as_ref().map(window),
         allowed_lateness: stream.allowed_lateness.micros(),
         idle_after: micros(stream.effective_idle_after(document)),
         memory_max: document.limits.memory.len() / 2 / document.streams.len().max(1),
+    }
+}
+
+/// A window as the engine knows it.
+fn window(window: &WindowConfig) -> Window {
+    match window {
+        WindowConfig::Tumbling(t) => {
+            Window::Tumbling { size: t.size.micros(), offset: t.offset.micros() }
+        }
+        WindowConfig::Hopping(h) => Window::Hopping {
+            size: h.size.micros(),
+            step: h.step.micros(),
+            offset: h.offset.micros(),
+        },
+        WindowConfig::Cumulative(c) => {
+            Window::Cumulative { size: c.size.micros(), step: c.step.micros() }
+        }
+        WindowConfig::Sliding(s) => {
+            Window::Sliding { size: s.size.micros(), delay: s.delay.micros() }
+        }
+        WindowConfig::Session(s) => Window::Session {
+            gap: s.gap.micros(),
+            length_max: s.length_max.map(Span::micros),
+            by: s.by.clone(),
+        },
+        WindowConfig::Count(c) => Window::Count { rows: c.rows, step: c.effective_step() },
+        WindowConfig::State(s) => Window::State {
+            begin: s.begin.clone(),
+            end: s.end.clone(),
+            by: s.by.clone(),
+            length_max: s.length_max.micros(),
+        },
     }
 }
 

@@ -29,15 +29,22 @@ impl SqlPlanner for EnginePlanner {
                 time_column: "time".to_owned(),
             })
             .collect();
-        let engine = self.0.get_or_init(|| Sql::new(PLAN_MEMORY));
-        let planned = match engine {
-            Ok(engine) => engine.plan(sql, &tables, windowed).map(|query| query.schema()),
-            Err(error) => Err(error.clone()),
-        };
-        planned.map_err(|error| SqlProblem {
-            message: error.message,
-            position: error.position,
-            hint: error.hint,
-        })
+        let planned = self.engine().and_then(|engine| engine.plan(sql, &tables, windowed));
+        planned.map(|query| query.schema()).map_err(problem)
     }
+
+    fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem> {
+        let planned = self.engine().and_then(|engine| engine.condition(text, columns));
+        planned.map(drop).map_err(problem)
+    }
+}
+
+impl EnginePlanner {
+    fn engine(&self) -> Result<&Sql, SqlError> {
+        self.0.get_or_init(|| Sql::new(PLAN_MEMORY)).as_ref().map_err(SqlError::clone)
+    }
+}
+
+fn problem(error: SqlError) -> SqlProblem {
+    SqlProblem { message: error.message, position: error.position, hint: error.hint }
 }

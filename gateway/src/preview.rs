@@ -108,8 +108,7 @@ impl Preview {
         let mut spec = stream_spec(document, section, section.event_time);
         spec.memory_max = MEMORY;
         let sql = Sql::new(MEMORY).and_then(|sql| sql.share(MEMORY, TIME_MAX));
-        let planned =
-            sql.and_then(|sql| sql.plan(&section.sql, &spec.tables, spec.window.is_some()));
+        let planned = sql.and_then(|sql| spec.plan(&sql, &section.sql));
         let query = planned.map_err(|error| {
             let place =
                 error.position.map(|(line, column)| format!("line {line}, column {column}: "));

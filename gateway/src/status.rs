@@ -365,7 +365,7 @@ fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
             State::Stopped => web::PartState::Stopped,
         },
         mode: if stream.window.is_some() { "recompute" } else { "stateless" }.to_owned(),
-        window: stream.window.as_ref().map(|Window::Tumbling(t)| format!("tumbling {}", t.size)),
+        window: stream.window.as_ref().map(Window::summary),
         accepted: engine.accepted,
         windowed: engine.windowed,
         late: engine.late,

@@ -193,11 +193,9 @@ impl StreamPart {
     /// Builds the engine's state from the stored progress and the rows after it.
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
-        let windowed = self.spec.window.is_some();
         let sql = self.sql.share(self.sql_memory, self.sql_time);
-        let mut query = sql
-            .and_then(|sql| sql.plan(&self.sql_text, &self.spec.tables, windowed))
-            .map_err(|e| format!("SQL: {e}"))?;
+        let query = sql.and_then(|sql| self.spec.plan(&sql, &self.sql_text));
+        let mut query = query.map_err(|e| format!("SQL: {e}"))?;
         if let Some(program) = &self.program {
             // What was told of the one before is no news.
             while self.away.1.try_recv().is_ok() {}
@@ -313,7 +311,7 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         let Positioned { table, position, batch } = rows;
-        let expected = stream.progress().processed[table];
+        let expected = stream.processed(table);
         let end = position + batch.num_rows() as u64;
         if end <= expected {
             return Ok(());

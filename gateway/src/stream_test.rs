@@ -40,8 +40,7 @@ pub async fn run(document: &Document, sql: &Sql, test: &StreamTest) -> Result<Ou
         .find(|s| s.name == test.stream)
         .ok_or_else(|| format!("there is no stream `{}`", test.stream))?;
     let spec = stream_spec(document, section, test.event_time.unwrap_or(section.event_time));
-    let query =
-        sql.plan(&section.sql, &spec.tables, spec.window.is_some()).map_err(|e| e.to_string())?;
+    let query = spec.plan(sql, &section.sql).map_err(|e| e.to_string())?;
     let mut stream = Stream::new(spec.clone(), query, START).map_err(|e| e.to_string())?;
     let (mut rows, mut late, mut now) = (Vec::new(), 0, START);
     let mut positions = vec![0; spec.tables.len()];

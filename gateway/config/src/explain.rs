@@ -233,6 +233,15 @@ fn stream(stream: &StreamSection, document: &crate::Document) -> String {
                 stream.effective_idle_after(document)
             )
         }
+        Some(window @ Window::Count(_)) => {
+            format!("windows ({}) in the order in which rows come", window.summary())
+        }
+        Some(window) => format!(
+            "windows ({}) by {time}, {} late, idle after {:?}",
+            window.summary(),
+            stream.allowed_lateness,
+            stream.effective_idle_after(document)
+        ),
     };
     format!("#   {}: {} in {how}", stream.name, from.join(", "))
 }

@@ -20,6 +20,7 @@ pub mod span;
 pub mod stream;
 pub mod table;
 pub mod test_case;
+mod window;
 
 mod render;
 mod repair;
@@ -48,3 +49,4 @@ pub use stream::{
 pub use table::{RESERVED_COLUMNS, Table};
 pub use test_case::{Expect, Scalar, StreamTest, TestRow};
 pub use tidegate_drivers::types::{Bytes, Name, Rate, Secret, Span};
+pub use window::{Count, Cumulative, Hopping, Session, Sliding, State};

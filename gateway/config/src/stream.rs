@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_drivers::types::{Name, Span};
 
 use crate::Document;
+use crate::window::{Count, Cumulative, Hopping, Session, Sliding, State};
 
 /// SQL over one or more tables.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -70,15 +71,18 @@ impl StreamSection {
 pub enum Window {
     /// Windows of one size, one after the other.
     Tumbling(Tumbling),
-}
-
-impl Window {
-    /// The window's kind as it is written in the document.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Tumbling(_) => "tumbling",
-        }
-    }
+    /// Windows of one size that overlap.
+    Hopping(Hopping),
+    /// A window for each row: the time before it.
+    Sliding(Sliding),
+    /// Windows of rows that follow each other without a longer silence.
+    Session(Session),
+    /// Windows of a number of rows.
+    Count(Count),
+    /// Windows from one condition to another.
+    State(State),
+    /// Running totals since the start of a longer window.
+    Cumulative(Cumulative),
 }
 
 /// Windows of one size, one after the other, aligned to 1970-01-01T00:00:00Z.

@@ -15,7 +15,7 @@ pub mod window;
 mod bytes;
 mod functions;
 
-pub use sql::{Process, Query, Sql, SqlError, TableSchema};
+pub use sql::{Condition, Process, Query, Sql, SqlError, TableSchema, rows_where};
 pub use stream::{
     Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
 };

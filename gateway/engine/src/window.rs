@@ -41,12 +41,60 @@ pub enum Window {
         /// From one end to the next, at least 1.
         step: i64,
     },
+    /// A window for each row of the first table: from `size` before it to `delay` after it, both
+    /// ends inside.
+    Sliding {
+        /// How far back it reaches.
+        size: i64,
+        /// How far ahead it reaches.
+        delay: i64,
+    },
+    /// Windows of rows that follow each other: from the first row to `gap` after the last.
+    Session {
+        /// A row that comes so much later begins another window; at least 1.
+        gap: i64,
+        /// The longest that one may be, at least 1.
+        length_max: Option<i64>,
+        /// Columns of every table, for each of whose values there are windows of their own.
+        by: Vec<String>,
+    },
+    /// Windows of a number of rows of one table, in the order in which they came.
+    Count {
+        /// How many rows are in one, at least 1.
+        rows: u64,
+        /// How many rows are between the first ones of two windows: 1 to `rows`.
+        step: u64,
+    },
+    /// Windows of one table from a row for which one condition holds to the next for which another
+    /// one does, both inside.
+    State {
+        /// SQL over one row.
+        begin: String,
+        /// SQL over one row; asked from the row after the first on.
+        end: String,
+        /// Columns for each of whose values there are windows of their own.
+        by: Vec<String>,
+        /// The longest that one may be, at least 1.
+        length_max: i64,
+    },
 }
 
 impl Window {
     /// What makes this no window, as a text; `None` for one that can be used.
     pub fn problem(&self) -> Option<String> {
         match *self {
+            Self::Sliding { size, delay } if size < 0 || delay < 0 || size.max(delay) < 1 => {
+                Some(format!("a window of {size} µs and {delay} µs"))
+            }
+            Self::Session { gap, .. } if gap < 1 => Some(format!("a gap of {gap} µs")),
+            Self::Session { length_max: Some(max), .. } | Self::State { length_max: max, .. }
+                if max < 1 =>
+            {
+                Some(format!("a window of {max} µs at most"))
+            }
+            Self::Count { rows, step } if step < 1 || rows < step => {
+                Some(format!("windows of {rows} rows with a step of {step}"))
+            }
             Self::Tumbling { size, .. } if size < 1 => Some(format!("a window of {size} µs")),
             Self::Hopping { size, step, .. } | Self::Cumulative { size, step }
                 if step < 1 || size < step =>
@@ -70,10 +118,40 @@ impl Window {
                 format!("hopping {size} {step} {}", offset.rem_euclid(step))
             }
             Self::Cumulative { size, step } => format!("cumulative {size} {step}"),
+            Self::Sliding { size, delay } => format!("sliding {size} {delay}"),
+            Self::Session { gap, length_max, ref by } => {
+                format!("session {gap} {} {by:?}", length_max.unwrap_or_default())
+            }
+            Self::Count { rows, step } => format!("count {rows} {step}"),
+            Self::State { ref begin, ref end, ref by, length_max } => {
+                format!("state {begin:?} {end:?} {by:?} {length_max}")
+            }
         }
     }
 
-    /// The pane that `time` belongs to: the longest span that lies wholly inside or wholly outside
+    /// Whether a window's bounds follow from a row's time alone.
+    pub fn is_aligned(&self) -> bool {
+        let others = matches!(
+            self,
+            Self::Sliding { .. } | Self::Session { .. } | Self::Count { .. } | Self::State { .. }
+        );
+        !others
+    }
+
+    /// Whether it is over one table only.
+    pub fn is_of_one_table(&self) -> bool {
+        matches!(self, Self::Count { .. } | Self::State { .. })
+    }
+
+    /// The columns for each of whose values there are windows of their own.
+    pub fn by(&self) -> &[String] {
+        match self {
+            Self::Session { by, .. } | Self::State { by, .. } => by,
+            _ => &[],
+        }
+    }
+
+    /// The pane of an aligned window that `time` belongs to: the longest span that lies wholly inside or wholly outside
     /// of each window. Right for times before 1970; bounds that would pass the ends of the time
     /// scale are cut there.
     pub fn pane_of(&self, time: i64) -> Bounds {
@@ -81,11 +159,12 @@ impl Window {
             Self::Tumbling { size, offset } => cell(time, size, offset),
             Self::Hopping { size, step, offset } => cell(time, gcd(size, step), offset),
             Self::Cumulative { step, .. } => cell(time, step, 0),
+            _ => cell(time, 1, 0),
         }
     }
 
     /// End of the first window that holds `pane` and ends after `after`; `None` where all that
-    /// hold it end at or before `after`.
+    /// hold it end at or before `after`, and of windows that are not aligned.
     pub fn first_end(&self, pane: Bounds, after: Option<i64>) -> Option<i64> {
         let after = after.map_or(Some(pane.end), |after| after.checked_add(1));
         let after = after?.max(pane.end);
@@ -103,6 +182,7 @@ impl Window {
                 let end = wide(after) + (-wide(after)).rem_euclid(wide(step));
                 (cut(end), cell(pane.start, size, 0).end)
             }
+            _ => return None,
         };
         (end <= last).then_some(end)
     }
@@ -113,6 +193,7 @@ impl Window {
             Self::Tumbling { size, offset } => cell(end.saturating_sub(1), size, offset).start,
             Self::Hopping { size, .. } => end.saturating_sub(size),
             Self::Cumulative { size, .. } => cell(end.saturating_sub(1), size, 0).start,
+            _ => end,
         };
         Bounds { start, end }
     }
@@ -188,7 +269,8 @@ mod tests {
         let hopping = |size, step, offset| Window::Hopping { size, step, offset };
         let cumulative = |size, step| Window::Cumulative { size, step };
         // (window, time) -> pane, windows that hold it
-        let cases: [(Window, i64, (i64, i64), &[(i64, i64)]); 14] = [
+        type Case = (Window, i64, (i64, i64), &'static [(i64, i64)]);
+        let cases: [Case; 14] = [
             (hopping(10, 10, 0), 0, (0, 10), &[(0, 10)]),
             (hopping(10, 10, 0), 9, (0, 10), &[(0, 10)]),
             (hopping(10, 5, 0), 0, (0, 5), &[(-5, 5), (0, 10)]),

@@ -47,7 +47,7 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
     };
     for stream in streams {
         let spec = stream_spec(document, stream, stream.event_time);
-        let query = match sql.plan(&stream.sql, &spec.tables, spec.window.is_some()) {
+        let query = match spec.plan(&sql, &stream.sql) {
             Ok(query) => query,
             Err(error) => {
                 eprintln!("tidegate: stream {}: {error}", stream.name);

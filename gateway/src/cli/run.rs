@@ -84,7 +84,7 @@ impl Threads {
             builder
         };
         let mut compute = builder("tidegate-sql", compute_threads());
-        // Turns of 5 ms: rows and timers are looked for after a few of them, not after 61.
+        // Turns of 5 ms: rows and timers are looked for after two of them, not after 61.
         compute.event_interval(TURNS_MAX).global_queue_interval(TURNS_MAX);
         Ok(Self {
             io: builder("tidegate-io", 2).build()?,
@@ -112,7 +112,7 @@ fn compute_threads() -> usize {
 }
 
 /// Turns of streams after which new rows are looked for.
-const TURNS_MAX: u32 = 4;
+const TURNS_MAX: u32 = 2;
 
 /// More of them would only wait for each other's memory.
 const COMPUTE_THREADS_MAX: usize = 4;

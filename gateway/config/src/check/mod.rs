@@ -22,6 +22,7 @@ mod limits;
 mod shared;
 mod sinks;
 mod streams;
+mod windows;
 
 /// A table as SQL is planned against it.
 #[derive(Debug, Clone)]
@@ -42,6 +43,9 @@ pub trait SqlPlanner {
         tables: &[PlannedTable<'_>],
         windowed: bool,
     ) -> Result<SchemaRef, SqlProblem>;
+
+    /// Plans a condition over rows of these columns.
+    fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem>;
 }
 
 /// Why SQL cannot be planned.

@@ -38,6 +38,9 @@ impl Checker<'_> {
             if !tables_known {
                 continue;
             }
+            if let Some(window) = &stream.window {
+                self.window_columns(planner, stream, window, &path);
+            }
             let tables: Vec<_> = self
                 .tables
                 .iter()
@@ -130,6 +133,9 @@ impl Checker<'_> {
             self.say(Code::SpanRange, &path.then("idle_after"), message, Some(hint));
         }
         let Some(Window::Tumbling(tumbling)) = &stream.window else {
+            if let Some(window) = &stream.window {
+                self.window_lengths(stream, window, path);
+            }
             return;
         };
         let path = path.then("window").then("tumbling");
@@ -176,7 +182,7 @@ impl Checker<'_> {
         }
     }
 
-    fn sql(&mut self, path: &Path, problem: SqlProblem) {
+    pub(super) fn sql(&mut self, path: &Path, problem: SqlProblem) {
         let SqlProblem { message, position, hint } = problem;
         let spans = &self.loaded.spans;
         let found = match position {

@@ -155,6 +155,64 @@ fn replay() {
 }
 
 #[test]
+fn kinds_of_windows() {
+    // The window stands on line 11, from column 13 on.
+    let window =
+        |window: &str| SOUND.replace("    to: [", &format!("    window: {window}\n    to: ["));
+    let two = |kind: &str| {
+        let more = "devices:\n  - { name: more, driver: { generate: { points: [ { name: level, \
+                    value: { constant: 1 } } ] } } }";
+        window(kind).replace("devices:", more).replace("from: [waves]", "from: [waves, more]")
+    };
+    cases(&[
+        (&window("{ hopping: { size: 1h, step: 10s } }"), &[]),
+        (&window("{ hopping: { size: 10s, step: 3s, offset: 2s } }"), &[]),
+        (&window("{ hopping: { size: 0s, step: 1s } }"), &[("E0405", 11, 32, "a window of 0s")]),
+        (&window("{ hopping: { size: 1s, step: 0s } }"), &[("E0405", 11, 42, "leads nowhere")]),
+        (&window("{ hopping: { size: 1s, step: 2s } }"), &[("E0405", 11, 42, "are in none")]),
+        (
+            &window("{ hopping: { size: 9s, step: 2s, offset: 2s } }"),
+            &[("E0405", 11, 54, "the offset 2s is not less than 2s")],
+        ),
+        (&window("{ cumulative: { size: 1d, step: 1m } }"), &[]),
+        (
+            &window("{ cumulative: { size: 1m, step: 7s } }"),
+            &[("E0405", 11, 45, "1m is not a multiple of 7s")],
+        ),
+        (&window("{ sliding: { size: 10s } }"), &[]),
+        (&window("{ sliding: { size: 0s } }"), &[("E0405", 11, 32, "holds its row alone")]),
+        (&window("{ session: { gap: 5m, by: [ device ] } }"), &[]),
+        (&window("{ session: { gap: 0s } }"), &[("E0405", 11, 31, "a gap of 0s")]),
+        (
+            &window("{ session: { gap: 5m, length_max: 1m } }"),
+            &[("E0405", 11, 47, "no window of 1m lasts until a gap of 5m")],
+        ),
+        (&window("{ session: { gap: 5m, length_max: 0s } }"), &[("E0405", 11, 47, "at most 0s")]),
+        (
+            &window("{ session: { gap: 5m, by: [ device, devise ] } }"),
+            &[("E0303", 11, 49, "did you mean `device`?")],
+        ),
+        (&window("{ count: { rows: 10, step: 3 } }"), &[]),
+        (&window("{ count: { rows: 0 } }"), &[("E0405", 11, 30, "a window of 0 rows")]),
+        (
+            &window("{ count: { rows: 3, step: 4 } }"),
+            &[("E0405", 11, 39, "a step of 4 with windows of 3 rows")],
+        ),
+        (&two("{ count: { rows: 3 } }"), &[("E0405", 12, 22, "are over one table")]),
+        (&two("{ session: { gap: 1s, by: [ device ] } }"), &[]),
+        (&window("{ state: { begin: level > 80, end: level < 70 } }"), &[]),
+        (
+            &window("{ state: { begin: level > 80, end: lever < 70 } }"),
+            &[("E0501", 11, 48, "there is no column lever")],
+        ),
+        (
+            &window("{ state: { begin: a > 80, end: level < 70, length_max: 0s } }"),
+            &[("E0405", 11, 68, "at most 0s"), ("E0501", 11, 31, "there is no column a")],
+        ),
+    ]);
+}
+
+#[test]
 fn streams() {
     let window =
         |window: &str| SOUND.replace("    to: [", &format!("    window: {window}\n    to: ["));

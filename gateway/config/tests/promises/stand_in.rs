@@ -43,6 +43,16 @@ impl SqlPlanner for Planner {
             .collect();
         Ok(Arc::new(Schema::new(fields)))
     }
+
+    /// Understands `a > 1`, where `a` is a column.
+    fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem> {
+        let name = text.split(' ').next().expect("a word");
+        if columns.field_with_name(name).is_ok() {
+            return Ok(());
+        }
+        let message = format!("there is no column {name}");
+        Err(SqlProblem { message, position: Some((1, 1)), hint: None })
+    }
 }
 
 /// Refuses all SQL, at a place that is hardly there.
@@ -52,6 +62,10 @@ impl SqlPlanner for Refusing {
     fn plan(&self, _: &str, _: &[PlannedTable<'_>], _: bool) -> Result<SchemaRef, SqlProblem> {
         let position = Some((2, 70));
         Err(SqlProblem { message: "refused".to_owned(), position, hint: None })
+    }
+
+    fn condition(&self, _: &str, _: &SchemaRef) -> Result<(), SqlProblem> {
+        unreachable!("no stream is planned")
     }
 }
 

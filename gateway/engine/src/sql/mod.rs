@@ -9,6 +9,7 @@
 mod bombs;
 mod budget;
 mod check;
+mod condition;
 mod error;
 mod expansion;
 mod feed;
@@ -21,6 +22,7 @@ mod refusals;
 #[cfg(test)]
 mod shapes;
 mod share;
+mod together;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -42,12 +44,14 @@ use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SessionStateDefaults, context::SQLOptions};
 use datafusion::logical_expr::{LogicalPlan, ScalarUDF};
 use datafusion::physical_plan::execution_plan::reset_plan_states;
+use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, displayable};
 use datafusion::prelude::SessionConfig;
 use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::Statement as SqlStatement;
 use futures::{FutureExt, TryStreamExt};
 
+pub use condition::{Condition, rows_where};
 pub use error::SqlError;
 pub use process::Process;
 
@@ -58,6 +62,7 @@ use budget::Budget;
 use feed::Feed;
 use planner::CountingPlanner;
 use share::Share;
+use together::Twin;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,18 +139,20 @@ impl Sql {
             tables.iter().map(|table| Arc::new(Feed::new(Arc::clone(&table.schema)))).collect();
         let planner = Arc::new(CountingPlanner::default());
         let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
-        let budget = Arc::new(Budget::new(self.time_max));
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, windowed, &budget))
+            futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
         })?;
+        let (context, conditions) = (state.task_ctx(), Vec::new());
         Ok(Query {
             windowed,
             feeds,
             cell,
-            context: state.task_ctx(),
+            context,
             plan,
             planner,
-            budget,
+            conditions,
+            twin: None,
+            budget: Arc::new(Budget::new(self.time_max)),
             result_max: self.memory_max,
             process: None,
         })
@@ -244,10 +251,10 @@ fn end_of(sql: &str) -> (u64, u64) {
 
 #[derive(Debug)]
 struct Planned {
+    /// As it came from the SQL text.
+    text: LogicalPlan,
     logical: LogicalPlan,
     physical: Arc<dyn ExecutionPlan>,
-    /// The same under watch: what is executed.
-    watched: Arc<dyn ExecutionPlan>,
 }
 
 impl Planned {
@@ -256,7 +263,6 @@ impl Planned {
         sql: &str,
         tables: &[TableSchema],
         windowed: bool,
-        budget: &Arc<Budget>,
     ) -> Result<Self, SqlError> {
         let known = || {
             let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
@@ -294,9 +300,7 @@ impl Planned {
         let logical = state.optimize(&plan)?;
         growth::check(&logical)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
-        let physical = feed::in_order(physical)?;
-        let watched = budget::watched(Arc::clone(&physical), budget)?;
-        Ok(Self { logical, physical, watched })
+        Ok(Self { text: plan, logical, physical: feed::in_order(physical)? })
     }
 }
 
@@ -314,9 +318,47 @@ pub struct Query {
     result_max: usize,
     /// Who makes other rows of the results.
     process: Option<Box<dyn Process>>,
+    /// Those of the stream's window.
+    conditions: Vec<Condition>,
+    /// What computes many windows at once.
+    twin: Option<Twin>,
 }
 
 impl Query {
+    /// Makes it compute many windows in one execution, where its SQL is such that this gives the
+    /// same; otherwise they are computed one by one.
+    pub(crate) fn with_twin(mut self, sql: &Sql) -> Result<Self, SqlError> {
+        let [feed] = &self.feeds[..] else {
+            return Ok(self);
+        };
+        let (table, output) = (feed.schema(), self.plan.physical.schema());
+        let state = sql.state(&[], &[], Some(&self.cell), &Arc::default())?;
+        let twin = Twin::of(&self.plan.text, table, &output, &state);
+        self.twin = on_a_deep_stack(|| Ok(futures::executor::block_on(twin)))?;
+        Ok(self)
+    }
+
+    /// Makes it compute windows one by one.
+    #[cfg(test)]
+    pub(crate) fn without_twin(self) -> Self {
+        Self { twin: None, ..self }
+    }
+
+    /// Whether it computes many windows in one execution.
+    pub fn computes_together(&self) -> bool {
+        self.twin.is_some()
+    }
+
+    /// Adds the conditions of the stream's window.
+    pub(crate) fn with_conditions(self, conditions: Vec<Condition>) -> Self {
+        Self { conditions, ..self }
+    }
+
+    /// The conditions of the stream's window, in the order in which it has them.
+    pub(crate) fn conditions(&self) -> &[Condition] {
+        &self.conditions
+    }
+
     /// The columns of the result.
     pub fn schema(&self) -> SchemaRef {
         match &self.process {
@@ -328,6 +370,8 @@ impl Query {
     /// From now on `process` makes other rows of the results.
     pub fn set_process(&mut self, process: Box<dyn Process>) {
         self.process = Some(process);
+        // It is given the results of one window at a time.
+        self.twin = None;
     }
 
     /// Whether it was planned to run over windows.
@@ -342,8 +386,12 @@ impl Query {
         } else {
             "stateless: each row is filtered and shaped by itself, and nothing is kept"
         };
+        let together = match &self.twin {
+            Some(_) => "; windows that are over together are computed in one execution",
+            None => "",
+        };
         format!(
-            "mode: {mode}\nlogical plan:\n{}\nphysical plan:\n{}",
+            "mode: {mode}{together}\nlogical plan:\n{}\nphysical plan:\n{}",
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
@@ -377,10 +425,7 @@ impl Query {
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        // Nothing that a run touches outlives it, so a panic leaves nothing half done.
-        let result = AssertUnwindSafe(self.run()).catch_unwind().await.unwrap_or_else(|_| {
-            Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
-        });
+        let result = unpanicked(self.run(&self.plan.physical)).await;
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }
@@ -392,9 +437,44 @@ impl Query {
         }
     }
 
+    /// Runs the query over many windows at once, in order: for each its bounds, and how many of the
+    /// rows of the one table are its. Gives back the rows of each. An error says that one of them
+    /// failed, not which.
+    ///
+    /// # Panics
+    /// Where the query does not compute windows together.
+    pub(crate) async fn execute_together(
+        &mut self,
+        inputs: Vec<Vec<RecordBatch>>,
+        windows: Vec<(Bounds, usize)>,
+    ) -> Result<Vec<Vec<RecordBatch>>, SqlError> {
+        assert_eq!(inputs.len(), 1, "a query over one table");
+        let failed = |error| SqlError::from(DataFusionError::from(error));
+        let (mut results, lacks_empty) = match &self.twin {
+            None => return Err(SqlError::new("this query computes one window at a time")),
+            Some(twin) => {
+                twin.fill(&inputs[0], &windows).map_err(failed)?;
+                let result = unpanicked(self.run(&twin.physical)).await;
+                twin.clear();
+                (twin.split(result?, windows.len()).map_err(failed)?, twin.lacks_empty())
+            }
+        };
+        let mut first = 0;
+        for (result, (bounds, rows)) in results.iter_mut().zip(windows) {
+            if result.is_empty() && lacks_empty {
+                let all = inputs[0].iter();
+                let own = all.map(|batch| batch.slice(first, rows)).collect();
+                *result = self.execute(vec![own], Some(bounds)).await?;
+            }
+            first += rows;
+        }
+        Ok(results)
+    }
+
     /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
-    async fn run(&self) -> Result<Vec<RecordBatch>, SqlError> {
-        let plan = reset_plan_states(Arc::clone(&self.plan.watched))?;
+    async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        let plan = reset_plan_states(Arc::clone(plan))?;
+        let plan = budget::watched(plan, &self.budget)?;
         self.budget.begin();
         let (mut results, mut bytes) = (Vec::new(), 0);
         for partition in 0..plan.output_partitioning().partition_count() {
@@ -419,4 +499,11 @@ impl Query {
         ))
         .hint("does a join lack its condition?")
     }
+}
+
+/// Nothing that a run touches outlives it, so a panic leaves nothing half done.
+async fn unpanicked<T>(run: impl Future<Output = Result<T, SqlError>>) -> Result<T, SqlError> {
+    AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|_| {
+        Err(SqlError::new("DataFusion panicked over these rows; the log has the place"))
+    })
 }

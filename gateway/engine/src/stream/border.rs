@@ -2,7 +2,7 @@
 
 use arrow::record_batch::RecordBatch;
 
-use crate::sql::{SqlError, TableSchema};
+use crate::sql::{Query, Sql, SqlError, TableSchema};
 use crate::window::{Bounds, Window};
 
 /// What a stream is, apart from its SQL. All spans in microseconds.
@@ -23,6 +23,24 @@ pub struct StreamSpec {
     pub idle_after: i64,
     /// How many bytes of rows open windows may hold.
     pub memory_max: usize,
+}
+
+impl StreamSpec {
+    /// Plans the stream's SQL, and the conditions of its window; many windows are computed at once
+    /// where there are many.
+    pub fn plan(&self, sql: &Sql, text: &str) -> Result<Query, SqlError> {
+        let query = sql.plan(text, &self.tables, self.window.is_some())?;
+        let conditions = match (&self.window, self.tables.first()) {
+            (Some(Window::State { begin, end, .. }), Some(table)) => {
+                let plan = |text: &String| sql.condition(text, &table.schema);
+                vec![plan(begin)?, plan(end)?]
+            }
+            _ => Vec::new(),
+        };
+        let query = query.with_conditions(conditions);
+        let alone = self.window.as_ref().is_none_or(Window::is_aligned);
+        if alone { Ok(query) } else { query.with_twin(sql) }
+    }
 }
 
 /// What happens to a stream.
@@ -112,7 +130,8 @@ pub struct Counts {
     pub windowed: u64,
     /// Rows whose windows were all closed when they came.
     pub late: u64,
-    /// Without a window: rows that the SQL left out.
+    /// Rows that are in no window between two conditions; without a window, rows that the SQL left
+    /// out.
     pub filtered: u64,
     /// Rows of batches whose SQL failed, or whose last window's did.
     pub failed: u64,

@@ -5,18 +5,32 @@
 //! [`Frames::refill`] the open windows are what they were. It runs no SQL, counts nothing but rows
 //! and bytes that it holds, and knows no clock. Adding a kind means a variant here and its module.
 
-use super::StreamError;
+use arrow::error::ArrowError;
+use arrow::record_batch::RecordBatch;
+
 use super::aligned::Aligned;
+use super::counted::Counted;
+use super::kept::Kept;
+use super::keyed::{Keyed, Rule};
+use super::order::Place;
 use super::refill::Arrival;
+use super::sliding::Sliding;
+use super::{StreamError, StreamSpec};
+use crate::sql::{Query, SqlError};
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
-use arrow::record_batch::RecordBatch;
 
 /// The open windows of a stream.
 #[derive(Debug)]
 pub(super) enum Frames {
     /// Windows whose bounds follow from the time alone.
     Aligned(Aligned),
+    /// Windows that a key's rows begin and end.
+    Keyed(Box<Keyed>),
+    /// A window for each row.
+    Sliding(Sliding),
+    /// Windows of a number of rows.
+    Counted(Counted),
 }
 
 /// A window that is over.
@@ -30,9 +44,107 @@ pub(super) struct Closed {
     pub(super) quality: &'static str,
 }
 
+/// How many rows, and how many windows, are computed together at most.
+const RUN_ROWS: usize = 65_536;
+const RUN_WINDOWS: usize = 8_192;
+
+/// Windows that are over, one after the other, to be computed together: of some kinds, many are
+/// over at once and few rows are in each.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) windows: Vec<Ended>,
+    /// For each table the rows of all windows, those of each in order of time.
+    pub(super) batches: Vec<Vec<RecordBatch>>,
+    /// Why there are none, if they could not be brought together.
+    pub(super) error: Option<ArrowError>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) bounds: Bounds,
+    /// How many rows of each table are its.
+    pub(super) rows: Vec<usize>,
+    /// Rows of which this was the last window.
+    pub(super) settled: u64,
+    pub(super) quality: &'static str,
+}
+
+impl Run {
+    pub(super) fn new(tables: usize) -> Self {
+        Self { windows: Vec::new(), batches: vec![Vec::new(); tables], error: None }
+    }
+
+    /// Whether, with so many rows, no further window is to be added.
+    pub(super) fn is_full(&self, rows: usize) -> bool {
+        rows >= RUN_ROWS || self.windows.len() >= RUN_WINDOWS
+    }
+
+    /// Brings the rows together, in the order of `places`.
+    pub(super) fn gather(&mut self, kept: &Kept, places: &[Place]) {
+        for (table, batches) in self.batches.iter_mut().enumerate() {
+            let places = places.iter().filter(|place| place.table == table);
+            match kept.gather(table, places.map(|place| place.position)) {
+                Ok(rows) => *batches = rows,
+                Err(error) => self.error = Some(error),
+            }
+        }
+    }
+}
+
+/// Rows that are counted without a window.
+#[derive(Debug, Default)]
+pub(super) struct Settled {
+    /// They were in windows of others, and have none of their own.
+    pub(super) windowed: u64,
+    /// They are in no window.
+    pub(super) filtered: u64,
+    /// A condition failed on them.
+    pub(super) failed: Vec<(u64, SqlError)>,
+}
+
 impl Frames {
-    pub(super) fn new(window: &Window, tables: usize) -> Self {
-        Self::Aligned(Aligned::new(window.clone(), tables))
+    /// Frames for a stream's window; `None` where it has none. The query brings the window's
+    /// conditions. An error is [`StreamError::Input`].
+    pub(super) fn new(spec: &StreamSpec, query: &Query) -> Result<Option<Self>, StreamError> {
+        let input = |what: &str| StreamError::Input(format!("stream `{}`: {what}", spec.name));
+        let Some(window) = &spec.window else {
+            return Ok(None);
+        };
+        if let Some(problem) = window.problem() {
+            return Err(input(&problem));
+        }
+        let tables = spec.tables.len();
+        if window.is_of_one_table() && tables != 1 {
+            return Err(input("a window of this kind is over one table"));
+        }
+        for name in window.by() {
+            let lacks =
+                |table: &&crate::sql::TableSchema| table.schema.column_with_name(name).is_none();
+            if let Some(table) = spec.tables.iter().find(lacks) {
+                let what = format!("table `{}` has no column `{name}` for `by`", table.name);
+                return Err(input(&what));
+            }
+        }
+        Ok(Some(match window.clone() {
+            Window::Session { gap, length_max, by } => {
+                Self::Keyed(Box::new(Keyed::new(Rule::Session { gap, length_max }, by, tables)))
+            }
+            Window::State { length_max, by, .. } => {
+                let [begin, end] = query.conditions() else {
+                    return Err(input("the window's conditions were not planned"));
+                };
+                let (begin, end) = (begin.clone(), end.clone());
+                Self::Keyed(Box::new(Keyed::new(
+                    Rule::State { begin, end, length_max },
+                    by,
+                    tables,
+                )))
+            }
+            Window::Sliding { size, delay } => Self::Sliding(Sliding::new(size, delay, tables)),
+            Window::Count { rows, step } => Self::Counted(Counted::new(rows, step)),
+            window => Self::Aligned(Aligned::new(window, tables)),
+        }))
     }
 
     /// Takes the rows of an arrival from index `new` on, one after the other, and shows each to
@@ -45,6 +157,9 @@ impl Frames {
     ) -> Result<Vec<u32>, StreamError> {
         match self {
             Self::Aligned(aligned) => aligned.assign(arrival, new, watermark),
+            Self::Keyed(keyed) => keyed.assign(arrival, new, watermark),
+            Self::Sliding(sliding) => sliding.assign(arrival, new, watermark),
+            Self::Counted(counted) => counted.assign(arrival, new, watermark),
         }
     }
 
@@ -58,20 +173,48 @@ impl Frames {
     ) -> Result<u64, StreamError> {
         match self {
             Self::Aligned(aligned) => aligned.refill(arrival, known, closed),
+            Self::Keyed(keyed) => keyed.refill(arrival, known, closed),
+            Self::Sliding(sliding) => sliding.refill(arrival, known, closed),
+            Self::Counted(counted) => counted.refill(arrival, known),
         }
     }
 
-    /// Takes out the earliest window if the watermark `mark` has come to its end.
+    /// Takes out the earliest window if the watermark `mark` has come to its end. For kinds whose
+    /// windows hold many rows each.
     pub(super) fn close(&mut self, mark: i64) -> Option<Closed> {
         match self {
             Self::Aligned(aligned) => aligned.close(mark),
+            Self::Keyed(_) | Self::Sliding(_) | Self::Counted(_) => None,
         }
     }
 
-    /// At which watermark the next window closes.
+    /// Takes out windows that the watermark `mark` ends, if there is one; the earliest first, and
+    /// not all of them at once. For the other kinds.
+    pub(super) fn close_run(&mut self, mark: Option<i64>) -> Option<Run> {
+        match self {
+            Self::Aligned(_) => None,
+            Self::Keyed(keyed) => keyed.close(mark?),
+            Self::Sliding(sliding) => sliding.close(mark?),
+            Self::Counted(counted) => counted.close(),
+        }
+    }
+
+    /// Rows that were counted without a window since the last call.
+    pub(super) fn settled(&mut self) -> Settled {
+        match self {
+            Self::Aligned(_) | Self::Counted(_) => Settled::default(),
+            Self::Keyed(keyed) => keyed.settled(),
+            Self::Sliding(sliding) => sliding.settled(),
+        }
+    }
+
+    /// A watermark before which no window closes; `None` where none waits for one.
     pub(super) fn first_end(&self) -> Option<i64> {
         match self {
             Self::Aligned(aligned) => aligned.first_end(),
+            Self::Keyed(keyed) => keyed.first_end(),
+            Self::Sliding(sliding) => sliding.first_end(),
+            Self::Counted(_) => None,
         }
     }
 
@@ -79,6 +222,9 @@ impl Frames {
     pub(super) fn first_position(&self, table: usize) -> Option<u64> {
         match self {
             Self::Aligned(aligned) => aligned.first_position(table),
+            Self::Keyed(keyed) => keyed.first_position(table),
+            Self::Sliding(sliding) => sliding.first_position(table),
+            Self::Counted(counted) => counted.first_position(),
         }
     }
 
@@ -86,13 +232,19 @@ impl Frames {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Aligned(aligned) => aligned.bytes(),
+            Self::Keyed(keyed) => keyed.bytes(),
+            Self::Sliding(sliding) => sliding.bytes(),
+            Self::Counted(counted) => counted.bytes(),
         }
     }
 
-    /// Rows that are held, each once however many windows it is in.
+    /// Rows that are held and not counted yet, each once however many windows it is in.
     pub(super) fn rows(&self) -> u64 {
         match self {
             Self::Aligned(aligned) => aligned.rows(),
+            Self::Keyed(keyed) => keyed.rows(),
+            Self::Sliding(sliding) => sliding.rows(),
+            Self::Counted(counted) => counted.rows(),
         }
     }
 
@@ -100,6 +252,9 @@ impl Frames {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Aligned(aligned) => aligned.len(),
+            Self::Keyed(keyed) => keyed.len(),
+            Self::Sliding(sliding) => sliding.len(),
+            Self::Counted(counted) => counted.len(),
         }
     }
 
@@ -107,6 +262,9 @@ impl Frames {
     pub(super) fn save(&self) -> Vec<u8> {
         match self {
             Self::Aligned(_) => Vec::new(),
+            Self::Keyed(keyed) => keyed.save(),
+            Self::Sliding(sliding) => sliding.save(),
+            Self::Counted(counted) => counted.save(),
         }
     }
 
@@ -115,6 +273,9 @@ impl Frames {
         match self {
             Self::Aligned(_) if saved.is_empty() => Ok(()),
             Self::Aligned(_) => Err(StreamError::Progress("windows that need no saving".into())),
+            Self::Keyed(keyed) => keyed.load(saved),
+            Self::Sliding(sliding) => sliding.load(saved),
+            Self::Counted(counted) => counted.load(saved),
         }
     }
 }

@@ -7,10 +7,17 @@
 
 mod aligned;
 mod border;
+mod counted;
 mod frames;
+mod kept;
+mod keyed;
+mod keys;
+mod order;
 mod progress;
 mod refill;
 mod rows;
+mod runs;
+mod sliding;
 #[cfg(test)]
 mod tests;
 
@@ -48,9 +55,6 @@ impl Stream {
     pub fn new(spec: StreamSpec, query: Query, now: i64) -> Result<Self, StreamError> {
         let input =
             |what: String| Err(StreamError::Input(format!("stream `{}`: {what}", spec.name)));
-        if let Some(problem) = spec.window.as_ref().and_then(Window::problem) {
-            return input(problem);
-        }
         if spec.allowed_lateness < 0 || spec.idle_after < 0 {
             return input("a negative span".into());
         }
@@ -70,7 +74,7 @@ impl Stream {
         }
         Ok(Self {
             watermark,
-            frames: spec.window.as_ref().map(|window| Frames::new(window, tables)),
+            frames: Frames::new(&spec, &query)?,
             refill: None,
             processed: vec![0; tables],
             next_seq: 1,
@@ -103,9 +107,12 @@ impl Stream {
                 from[table] = *replay_from;
             }
         }
-        for (table, device, high) in &saved.sources {
-            if let Some(table) = index(&saved.tables[*table as usize].0) {
-                stream.watermark.declare(table, device, *high, false);
+        // All of them before any has its mark: one alone would take the watermark to its own.
+        for marked in [false, true] {
+            for (table, device, high) in &saved.sources {
+                if let Some(table) = index(&saved.tables[*table as usize].0) {
+                    stream.watermark.declare(table, device, high.filter(|_| marked), false);
+                }
             }
         }
         stream.watermark.resume(saved.watermark);
@@ -203,6 +210,14 @@ impl Stream {
         Progress { state: saved.write(), processed: self.processed.clone(), replay_from }
     }
 
+    /// The next log position of a table to apply.
+    ///
+    /// # Panics
+    /// Where there is no such table.
+    pub fn processed(&self, table: usize) -> u64 {
+        self.processed[table]
+    }
+
     /// The ledger.
     pub fn counts(&self) -> Counts {
         let frames = self.frames.as_ref();
@@ -241,13 +256,11 @@ impl Stream {
 
     /// Lowest log position of a table that is still needed.
     fn needed(&self, table: usize) -> u64 {
-        match &self.refill {
-            Some(refill) => refill.from[table],
-            None => {
-                let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
-                first.unwrap_or(self.processed[table])
-            }
+        if let Some(refill) = &self.refill {
+            return refill.from[table];
         }
+        let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
+        first.unwrap_or(self.processed[table])
     }
 
     /// Checks rows before anything changes.
@@ -286,11 +299,21 @@ impl Stream {
         if self.refill.is_some() {
             return;
         }
-        let Some(mark) = self.watermark.current() else {
-            return;
-        };
-        while let Some(closed) = self.frames.as_mut().and_then(|frames| frames.close(mark)) {
-            self.compute(closed, effects).await;
+        let mark = self.watermark.current();
+        if let Some(mark) = mark {
+            while let Some(closed) = self.frames.as_mut().and_then(|frames| frames.close(mark)) {
+                self.compute(closed, effects).await;
+            }
+        }
+        while let Some(run) = self.frames.as_mut().and_then(|frames| frames.close_run(mark)) {
+            self.compute_run(run, effects).await;
+        }
+        if let Some(settled) = self.frames.as_mut().map(Frames::settled) {
+            self.counts.windowed += settled.windowed;
+            self.counts.filtered += settled.filtered;
+            for (rows, error) in settled.failed {
+                self.fail(None, rows, error, effects);
+            }
         }
     }
 
@@ -362,9 +385,12 @@ impl Stream {
 fn fingerprint(spec: &StreamSpec) -> u32 {
     let mut text = spec.window.as_ref().map_or_else(|| "none".to_owned(), Window::definition);
     let columns: BTreeSet<&str> = spec.tables.iter().map(|t| t.time_column.as_str()).collect();
-    for column in columns {
+    // Where open windows are saved, rows are named by the table's place among these.
+    let named = spec.window.as_ref().is_some_and(|window| !window.is_aligned());
+    let tables = spec.tables.iter().filter(|_| named).map(|table| table.name.as_str());
+    for word in columns.into_iter().chain(tables) {
         text.push(' ');
-        text.push_str(column);
+        text.push_str(word);
     }
     crc32fast::hash(text.as_bytes())
 }

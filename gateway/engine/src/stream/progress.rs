@@ -148,7 +148,8 @@ impl Saved {
             }
             saved.sources.push(source);
         }
-        if rest.0.is_empty() { Ok(saved) } else { Err(StreamError::Progress("too long".into())) }
+        rest.end()?;
+        Ok(saved)
     }
 }
 
@@ -173,7 +174,7 @@ pub(super) fn put_option(out: &mut Vec<u8>, value: Option<i64>) {
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn bytes(&mut self, length: usize) -> Result<&'a [u8], StreamError> {
+    pub(super) fn bytes(&mut self, length: usize) -> Result<&'a [u8], StreamError> {
         let (taken, rest) =
             self.0.split_at_checked(length).ok_or(StreamError::Progress("cut short".into()))?;
         self.0 = rest;
@@ -200,6 +201,11 @@ impl<'a> Reader<'a> {
             [1] => Ok(Some(i64::from_le_bytes(self.take()?))),
             [other] => Err(StreamError::Progress(format!("an option marked {other}"))),
         }
+    }
+
+    /// Refuses what is left.
+    pub(super) fn end(&self) -> Result<(), StreamError> {
+        if self.0.is_empty() { Ok(()) } else { Err(StreamError::Progress("too long".into())) }
     }
 
     pub(super) fn text(&mut self) -> Result<String, StreamError> {

@@ -20,8 +20,8 @@ use crate::sql::TableSchema;
 /// What a pane costs beside its rows, in bytes.
 const HELD_COST: usize = 256;
 /// Batches with fewer rows are joined once there are [`SMALL_BATCHES`] of them.
-const SMALL_ROWS: usize = 64;
-const SMALL_BATCHES: usize = 64;
+pub(super) const SMALL_ROWS: usize = 64;
+pub(super) const SMALL_BATCHES: usize = 64;
 /// Batches that are smaller than this on average are joined before SQL runs over them.
 const BATCH_ROWS: usize = 1024;
 

@@ -234,3 +234,21 @@ async fn rows_that_the_log_lost_hold_no_window_open() {
         Err(StreamError::Progress(_))
     ));
 }
+
+/// The first source to be taken up again was ahead of the others: until these had their marks, it took
+/// the watermark with it, and what they sent next was late.
+#[tokio::test]
+async fn a_restart_moves_no_watermark() {
+    let spec = spec(10, 0);
+    let mut stream = stream(spec.clone(), SUMS);
+    feed(&mut stream, 0, batch(&[(1, "a", 1.0), (2, "b", 2.0), (50, "a", 4.0)]), NOW).await;
+    let saved = stream.progress();
+    assert_eq!(stream.counts().watermark, Some(2 * SECOND));
+    let mut stream = Stream::restore(spec.clone(), query(&spec, SUMS), &saved.state, NOW).unwrap();
+    assert_eq!(stream.counts().watermark, Some(2 * SECOND));
+    let rows = batch(&[(1, "a", 1.0), (2, "b", 2.0), (50, "a", 4.0)]);
+    stream.apply(Event::Replay { table: 0, position: 0, batch: rows }, NOW).await.unwrap();
+    let effects = feed(&mut stream, 0, batch(&[(3, "b", 8.0), (10, "b", 0.0)]), NOW).await;
+    assert_eq!(lines(&effects.results), ["0 3 11 8 #1 good"]);
+    assert_eq!(stream.counts().late, 0);
+}
