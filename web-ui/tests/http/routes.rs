@@ -12,6 +12,7 @@ use tower::ServiceExt;
 
 use crate::keeping::Shelf;
 use crate::plant::Plant;
+use crate::streams::floor;
 
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
