@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
+use arrow::array::{AsArray, RecordBatch};
+use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 use bytes::Bytes;
 use tidegate_drivers::north::{Encode, Envelope, Int64Style};
@@ -94,6 +95,8 @@ pub struct StreamPart {
     pub idle_after: Duration,
     /// Who looks at its results.
     pub taps: Arc<Taps>,
+    /// How many pieces of a batch are computed at the same time.
+    pub workers: usize,
     /// The program that makes other rows of its results.
     pub program: Option<ProgramSpec>,
     /// Over which results the program was lost.
@@ -196,6 +199,7 @@ impl StreamPart {
         let sql = self.sql.share(self.sql_memory, self.sql_time);
         let query = sql.and_then(|sql| self.spec.plan(&sql, &self.sql_text));
         let mut query = query.map_err(|e| format!("SQL: {e}"))?;
+        query.set_workers(self.workers);
         if let Some(program) = &self.program {
             // What was told of the one before is no news.
             while self.away.1.try_recv().is_ok() {}
@@ -282,7 +286,7 @@ impl StreamPart {
                     }
                     let waiting = self.queue.len() as u64;
                     self.counts.queue_len.store(waiting, Ordering::Relaxed);
-                    for rows in gathered.drain(..) {
+                    for rows in joined(&mut gathered, self.workers) {
                         self.rows(stream, rows, &mut commit).await?;
                     }
                 }
@@ -424,6 +428,41 @@ impl StreamPart {
         }
         Ok(())
     }
+}
+
+/// Puts what waited together where several work on a batch: rows of one table that follow each other
+/// and are all good. Others stay by themselves, so that each row keeps its quality.
+fn joined(gathered: &mut Vec<Positioned>, workers: usize) -> Vec<Positioned> {
+    if workers < 2 {
+        return std::mem::take(gathered);
+    }
+    let mut joined: Vec<Positioned> = Vec::with_capacity(gathered.len());
+    for rows in gathered.drain(..) {
+        let together = joined.last().filter(|last| {
+            last.table == rows.table
+                && last.position + last.batch.num_rows() as u64 == rows.position
+                && last.batch.num_rows() < JOINED_ROWS
+                && last.batch.schema_ref() == rows.batch.schema_ref()
+                && is_good(&last.batch)
+                && is_good(&rows.batch)
+        });
+        let batch = together.and_then(|last| {
+            concat_batches(rows.batch.schema_ref(), [&last.batch, &rows.batch]).ok()
+        });
+        match (batch, joined.last_mut()) {
+            (Some(batch), Some(last)) => last.batch = batch,
+            _ => joined.push(rows),
+        }
+    }
+    joined
+}
+
+/// Rows that are put together for several workers.
+const JOINED_ROWS: usize = 8192;
+
+fn is_good(batch: &RecordBatch) -> bool {
+    let quality = batch.column_by_name("quality").and_then(|column| column.as_string_opt::<i32>());
+    quality.is_some_and(|quality| quality.iter().all(|quality| quality == Some("good")))
 }
 
 /// Writes the rows of a batch as a sink wants them.

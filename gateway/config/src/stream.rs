@@ -38,6 +38,10 @@ pub struct StreamSection {
     /// When results are made durable.
     #[serde(default)]
     pub sync: Sync,
+    /// How many pieces of a batch are computed at the same time, by a stream without a window;
+    /// results keep the order of the rows.
+    #[serde(default = "default_workers")]
+    pub workers: u32,
     /// One SELECT over the tables in `from`.
     pub sql: String,
     /// A program on this machine that makes other rows of the results, before they are committed.
@@ -206,6 +210,10 @@ pub struct Route {
 pub struct LateRoute {
     /// The sinks that late rows go to.
     pub to: Vec<Route>,
+}
+
+fn default_workers() -> u32 {
+    1
 }
 
 fn default_allowed_lateness() -> Span {

@@ -74,6 +74,7 @@ impl Running {
             feeds: self.feeds.clone(),
             idle_after: stream.effective_idle_after(&self.document),
             taps: self.taps.clone(),
+            workers: stream.workers as usize,
             program: stream.process.as_ref().map(|process| ProgramSpec {
                 socket: process.socket.as_str().into(),
                 timeout: process.timeout.duration(),

@@ -8,6 +8,8 @@ use crate::path::Path;
 use crate::problem::Problem;
 use crate::{ProcessSection, Route, Span, StreamSection, Window};
 
+/// Workers of a stream at most: threads are at most four.
+const WORKERS_MAX: u32 = 16;
 /// Bytes of the path of a Unix socket (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 /// Longest time that a program may take: its stream does nothing else meanwhile.
@@ -32,6 +34,7 @@ impl Checker<'_> {
                 self.say(Code::NoSink, &path.then("to"), message, Some(hint));
             }
             self.window(stream, &path);
+            self.workers(stream, &path.then("workers"));
             if let Some(process) = &stream.process {
                 self.process(process, &path.then("process"));
             }
@@ -152,6 +155,18 @@ impl Checker<'_> {
                 format!("the offset {} is not less than {}", tumbling.offset, tumbling.size);
             let hint = "windows repeat after their size: a larger offset means a smaller one";
             self.say(Code::WindowShape, &path.then("offset"), message, Some(hint));
+        }
+    }
+
+    fn workers(&mut self, stream: &StreamSection, path: &Path) {
+        let workers = stream.workers;
+        if !(1..=WORKERS_MAX).contains(&workers) {
+            let hint = format!("write a number from 1 to {WORKERS_MAX}");
+            self.say(Code::LimitRange, path, format!("`workers` is {workers}"), Some(&hint));
+        } else if workers > 1 && stream.window.is_some() {
+            let message = "a window is computed as a whole";
+            let hint = "leave `workers` out: it is for streams without a window";
+            self.say(Code::WindowShape, path, message, Some(hint));
         }
     }
 

@@ -215,6 +215,18 @@ fn kinds_of_windows() {
 }
 
 #[test]
+fn workers_of_streams() {
+    let workers = |rest: &str| SOUND.replace("    to: [", &format!("    {rest}\n    to: ["));
+    cases(&[
+        (&workers("workers: 0"), &[("E0409", 11, 14, "from 1 to 16")]),
+        (
+            &workers("workers: 2\n    window: { tumbling: { size: 1s } }"),
+            &[("E0405", 11, 14, "without a window")],
+        ),
+    ]);
+}
+
+#[test]
 fn programs_of_streams() {
     let process =
         |process: &str| SOUND.replace("    to: [", &format!("    process: {process}\n    to: ["));

@@ -70,6 +70,11 @@ impl Budget {
         }
     }
 
+    /// The same time for executions that run beside those of this one.
+    pub(super) fn another(&self) -> Self {
+        Self::new(self.allowed)
+    }
+
     /// A new execution begins.
     pub(super) fn begin(&self) {
         self.used.store(0, Ordering::Relaxed);

@@ -23,6 +23,7 @@ mod refusals;
 mod shapes;
 mod share;
 mod together;
+mod workers;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -63,6 +64,7 @@ use feed::Feed;
 use planner::CountingPlanner;
 use share::Share;
 use together::Twin;
+use workers::Workers;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,6 +157,7 @@ impl Sql {
             budget: Arc::new(Budget::new(self.time_max)),
             result_max: self.memory_max,
             process: None,
+            workers: None,
         })
     }
 
@@ -318,6 +321,8 @@ pub struct Query {
     result_max: usize,
     /// Who makes other rows of the results.
     process: Option<Box<dyn Process>>,
+    /// Who computes pieces of a batch at the same time.
+    workers: Option<Workers>,
     /// Those of the stream's window.
     conditions: Vec<Condition>,
     /// What computes many windows at once.
@@ -374,6 +379,19 @@ impl Query {
         self.twin = None;
     }
 
+    /// Lets up to `count` workers compute pieces of a batch at the same time, on the threads of the
+    /// runtime; results stay in the order of the rows. Changes nothing where the query runs over
+    /// windows or reads more than one table.
+    pub fn set_workers(&mut self, count: usize) {
+        self.workers = (count > 1 && !self.windowed)
+            .then(|| {
+                let (context, budget) = (&self.context, &self.budget);
+                let plan = &self.plan.physical;
+                Workers::of(count, plan, &self.feeds, context, budget, self.result_max)
+            })
+            .flatten();
+    }
+
     /// Whether it was planned to run over windows.
     pub fn windowed(&self) -> bool {
         self.windowed
@@ -419,6 +437,27 @@ impl Query {
     ) -> Result<Vec<RecordBatch>, SqlError> {
         assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
         assert_eq!(bounds.is_some(), self.windowed, "bounds exactly where there is a window");
+        let result = self.compute(inputs, bounds).await;
+        match (&mut self.process, result) {
+            (Some(process), Ok(results)) if !results.is_empty() => {
+                process.process(results, bounds).await.map_err(SqlError::new)
+            }
+            (_, result) => result,
+        }
+    }
+
+    async fn compute(
+        &mut self,
+        mut inputs: Vec<Vec<RecordBatch>>,
+        bounds: Option<Bounds>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        if let Some(workers) = &mut self.workers {
+            let rows = &mut inputs[workers.table];
+            let pieces = workers.pieces(rows.iter().map(RecordBatch::num_rows).sum());
+            if pieces > 1 {
+                return workers.execute(std::mem::take(rows), pieces).await;
+            }
+        }
         for (feed, rows) in self.feeds.iter().zip(inputs) {
             feed.fill(rows);
         }
@@ -429,12 +468,7 @@ impl Query {
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }
-        match (&mut self.process, result) {
-            (Some(process), Ok(results)) if !results.is_empty() => {
-                process.process(results, bounds).await.map_err(SqlError::new)
-            }
-            (_, result) => result,
-        }
+        result
     }
 
     /// Runs the query over many windows at once, in order: for each its bounds, and how many of the
@@ -471,34 +505,38 @@ impl Query {
         Ok(results)
     }
 
-    /// A plan keeps what it built (a join's table, a limit's count); a reset copy has nothing.
     async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
-        let plan = reset_plan_states(Arc::clone(plan))?;
-        let plan = budget::watched(plan, &self.budget)?;
-        self.budget.begin();
-        let (mut results, mut bytes) = (Vec::new(), 0);
-        for partition in 0..plan.output_partitioning().partition_count() {
-            let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
-            while let Some(batch) = stream.try_next().await? {
-                if batch.num_rows() > 0 {
-                    bytes += batch_bytes(&batch);
-                    if bytes > self.result_max {
-                        return Err(self.too_large());
-                    }
-                    results.push(batch);
-                }
-            }
-        }
-        Ok(results)
+        run(plan, &self.context, &self.budget, self.result_max).await
     }
+}
 
-    fn too_large(&self) -> SqlError {
-        let max = self.result_max;
-        SqlError::new(format!(
-            "the result has more than {max} bytes, the SQL's share of memory (`limits.memory`)"
-        ))
-        .hint("does a join lack its condition?")
+/// Runs a plan to its end, within its time and with results of at most `result_max` bytes. A plan
+/// keeps what it built (a join's table, a limit's count); a reset copy has nothing.
+async fn run(
+    plan: &Arc<dyn ExecutionPlan>,
+    context: &Arc<TaskContext>,
+    budget: &Arc<Budget>,
+    result_max: usize,
+) -> Result<Vec<RecordBatch>, SqlError> {
+    let plan = budget::watched(reset_plan_states(Arc::clone(plan))?, budget)?;
+    budget.begin();
+    let (mut results, mut bytes) = (Vec::new(), 0);
+    for partition in 0..plan.output_partitioning().partition_count() {
+        let mut stream = plan.execute(partition, Arc::clone(context))?;
+        while let Some(batch) = stream.try_next().await? {
+            if batch.num_rows() == 0 {
+                continue;
+            }
+            bytes += batch_bytes(&batch);
+            if bytes > result_max {
+                let share = "the SQL's share of memory (`limits.memory`)";
+                let message = format!("the result has more than {result_max} bytes, {share}");
+                return Err(SqlError::new(message).hint("does a join lack its condition?"));
+            }
+            results.push(batch);
+        }
     }
+    Ok(results)
 }
 
 /// Nothing that a run touches outlives it, so a panic leaves nothing half done.

@@ -17,7 +17,7 @@ use datafusion::prelude::SessionContext;
 use super::*;
 
 /// Second, device, v, n.
-type Row = (i64, &'static str, Option<f64>, i64);
+pub(super) type Row = (i64, &'static str, Option<f64>, i64);
 
 pub(super) fn schema() -> SchemaRef {
     let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
@@ -40,7 +40,7 @@ pub(super) fn tables() -> Vec<TableSchema> {
     vec![table("m"), table("o")]
 }
 
-fn rows(rows: &[Row]) -> RecordBatch {
+pub(super) fn rows(rows: &[Row]) -> RecordBatch {
     let times = rows.iter().map(|row| row.0 * 1_000_000);
     let columns: Vec<ArrayRef> = vec![
         Arc::new(TimestampMicrosecondArray::from_iter_values(times).with_timezone("UTC")),
