@@ -123,7 +123,7 @@ pub fn stream_spec(
         window: stream.window.as_ref().map(window),
         allowed_lateness: stream.allowed_lateness.micros(),
         idle_after: micros(stream.effective_idle_after(document)),
-        memory_max: document.limits.memory.len() / 2 / document.streams.len().max(1),
+        memory_max: document.stream_memory().len(),
     }
 }
 

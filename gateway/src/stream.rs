@@ -19,7 +19,7 @@ use tidegate_drivers::north::{Encode, Envelope, Int64Style};
 use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::encode::{JsonOptions, Meta, json_rows};
 use tidegate_engine::store::{Commit, OutboxRows, Store, StreamProgress};
-use tidegate_engine::{Counts, Effects, Event, Sql, Stream, StreamSpec};
+use tidegate_engine::{Counts, Effects, Event, Query, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -79,6 +79,8 @@ pub struct StreamPart {
     pub late_targets: Vec<Target>,
     /// `gateway/epoch`, the beginning of each record id.
     pub id_prefix: String,
+    /// Whether windows that cannot go on with changed SQL are ended by the old one.
+    pub closes_old: bool,
     /// Whether each result is committed at once.
     pub sync_each: bool,
     /// The time of day.
@@ -199,10 +201,34 @@ impl StreamPart {
         let sql = self.sql.share(self.sql_memory, self.sql_time);
         let query = sql.and_then(|sql| self.spec.plan(&sql, &self.sql_text));
         let mut query = query.map_err(|e| format!("SQL: {e}"))?;
+        // What was told of the program before is no news.
+        while self.away.1.try_recv().is_ok() {}
+        self.equip(&mut query);
+        // All rows that were queued before this commit are readable after it.
+        self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
+        if self.closes_old {
+            self.close_old(&query).await?;
+        }
+        let mut stream = match self.store.progress(&self.name) {
+            Some(progress) => self.resume(query, &progress).await?,
+            None => Stream::new(self.spec.clone(), query, self.clock.now())
+                .map_err(|e| e.to_string())?,
+        };
+        self.counts.before.get_or_init(|| stream.counts());
+        for table in 0..self.tables.len() {
+            let from = stream.progress().replay_from[table];
+            self.read_log(&mut stream, table, from, None, false).await?;
+        }
+        let mut commit = Commit::default();
+        self.apply(&mut stream, Event::Replayed, &mut commit).await?;
+        self.submit(&mut stream, commit).await?;
+        Ok(stream)
+    }
+
+    /// Gives a query its workers and its program.
+    fn equip(&self, query: &mut Query) {
         query.set_workers(self.workers);
         if let Some(program) = &self.program {
-            // What was told of the one before is no news.
-            while self.away.1.try_recv().is_ok() {}
             query.set_process(Box::new(Program::new(
                 program.socket.clone(),
                 program.timeout,
@@ -212,34 +238,63 @@ impl StreamPart {
                 self.away.0.clone(),
             )));
         }
-        // All rows that were queued before this commit are readable after it.
-        self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
-        let now = self.clock.now();
-        let spec = self.spec.clone();
-        let stream = match self.store.progress(&self.name) {
-            Some(progress) => Stream::restore(spec, query, &progress.state, now),
-            None => Stream::new(spec, query, now),
+    }
+
+    /// The stream where `progress` left it, before its logs are read.
+    async fn resume(&self, query: Query, progress: &StreamProgress) -> Result<Stream, String> {
+        let states = self.store.states(&self.name).await;
+        let states = states.map_err(|e| format!("its states: {e}"))?;
+        let (spec, now) = (self.spec.clone(), self.clock.now());
+        Stream::restore_with(spec, query, &progress.state, &states, now).map_err(|e| e.to_string())
+    }
+
+    /// Ends the windows whose rows were folded for other SQL than `query`, by that SQL, and makes
+    /// their results durable. Where it cannot be planned any more, they are dropped later.
+    async fn close_old(&mut self, query: &Query) -> Result<(), String> {
+        let Some(progress) = self.store.progress(&self.name) else {
+            return Ok(());
         };
-        let mut stream = stream.map_err(|e| e.to_string())?;
-        self.counts.before.get_or_init(|| stream.counts());
+        let outdated = Stream::outdated(&self.spec, query, &progress.state);
+        let Some(text) = outdated.map_err(|e| e.to_string())? else {
+            return Ok(());
+        };
+        let sql = self.sql.share(self.sql_memory, self.sql_time);
+        let mut old = match sql.and_then(|sql| sql.plan(&text, &self.spec.tables, true)) {
+            Ok(old) => old,
+            Err(error) => {
+                tracing::warn!(stream = &*self.name, %error, "the SQL of before cannot end its windows");
+                return Ok(());
+            }
+        };
+        self.equip(&mut old);
+        let mut stream = self.resume(old, &progress).await?;
         for table in 0..self.tables.len() {
-            let from = stream.progress().replay_from[table];
-            self.read_log(&mut stream, table, from, None).await?;
+            let at = stream.progress();
+            let upto = Some(at.processed[table]);
+            self.read_log(&mut stream, table, at.replay_from[table], upto, false).await?;
         }
         let mut commit = Commit::default();
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
-        self.submit(&stream, commit).await?;
-        Ok(stream)
+        let late = stream.counts().late;
+        let effects = tokio::select! {
+            effects = stream.close_all() => effects,
+            Some(why) = self.away.1.recv() => return Err(why),
+        };
+        self.note(&effects);
+        self.encode(effects, late, self.clock.now(), &mut commit)?;
+        self.submit(&mut stream, commit).await?;
+        self.commit(Commit { wait: true, ..Commit::default() }, true).await
     }
 
-    /// Applies a table's logged rows from `from`: after a restore to the end of the log, or below
-    /// `upto` where a batch did not come through the queue.
+    /// Applies a table's logged rows from `from`, to the end of the log or below `upto`: after a
+    /// restore they are read again, `anew` where they did not come through the queue.
     async fn read_log(
         &mut self,
         stream: &mut Stream,
         table: usize,
         from: u64,
         upto: Option<u64>,
+        anew: bool,
     ) -> Result<(), String> {
         let mut from = from;
         loop {
@@ -257,9 +312,13 @@ impl StreamPart {
                     return self.submit(stream, commit).await;
                 }
                 from = position + batch.num_rows() as u64;
-                let event = match upto {
-                    None => Event::Replay { table, position, batch },
-                    Some(_) => Event::Rows { table, position, batch },
+                let over = upto.map_or(0, |upto| from.saturating_sub(upto));
+                let kept = batch.num_rows() - usize::try_from(over).unwrap_or(0);
+                let batch = batch.slice(0, kept);
+                let event = if anew {
+                    Event::Rows { table, position, batch }
+                } else {
+                    Event::Replay { table, position, batch }
                 };
                 self.apply(stream, event, &mut commit).await?;
             }
@@ -323,7 +382,7 @@ impl StreamPart {
         if position > expected {
             self.submit(stream, std::mem::take(commit)).await?;
             self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
-            self.read_log(stream, table, expected, Some(position)).await?;
+            self.read_log(stream, table, expected, Some(position), true).await?;
         }
         let skip = usize::try_from(expected.saturating_sub(position)).unwrap_or(0);
         let rest = batch.slice(skip, batch.num_rows() - skip);
@@ -344,12 +403,17 @@ impl StreamPart {
             // The stream is thrown away with what it was doing, and built again from the store.
             Some(why) = self.away.1.recv() => return Err(why),
         };
+        self.note(&effects);
+        self.encode(effects, first_late, now, commit)
+    }
+
+    /// Shows what failed.
+    fn note(&self, effects: &Effects) {
         for error in &effects.failures {
             self.counts.errors.fetch_add(1, Ordering::Relaxed);
             self.health.error(error.to_string());
             tracing::error!(stream = &*self.name, %error, "its rows are dropped and counted");
         }
-        self.encode(effects, first_late, now, commit)
     }
 
     /// Writes what came out for each sink. `first_late` numbers the late rows.
@@ -408,7 +472,7 @@ impl StreamPart {
     }
 
     /// Queues results together with the progress that they stand for.
-    async fn submit(&mut self, stream: &Stream, mut commit: Commit) -> Result<(), String> {
+    async fn submit(&mut self, stream: &mut Stream, mut commit: Commit) -> Result<(), String> {
         let progress = stream.progress();
         let named = |positions: Vec<u64>| self.tables.iter().cloned().zip(positions).collect();
         commit.progress = Some(StreamProgress {
@@ -416,7 +480,9 @@ impl StreamPart {
             state: progress.state,
             processed: named(progress.processed),
             replay_from: named(progress.replay_from),
+            states: progress.states,
         });
+        stream.submitted();
         self.shown.send_replace(Some(stream.counts()));
         self.commit(commit, false).await
     }

@@ -33,6 +33,7 @@ mod examples_check_and_their_tests_pass;
 mod failing_syncs_lie_to_nobody;
 mod file_sink_lines_are_whole;
 mod flash_wears_slowly;
+mod folded_windows_survive_kill_9;
 mod full_outboxes_do_what_was_asked;
 mod keeps_polling_while_uplink_is_down;
 mod little_room_is_enough;

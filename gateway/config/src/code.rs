@@ -60,7 +60,7 @@ codes! {
     BusOverload "E0402" "The requests of a link's devices take longer than the time between two polls, so each cycle would be late. Poll less often, raise max_gap so that fewer requests read the same points, or use another link. Over TCP, each request counts 2 ms, which only fast devices reach; on a serial port, its characters at the port's speed. The link's inter_request_delay comes on top."
     BusBusy "W0403" "The requests of a link's devices take more than 80 % of the time between two polls. A retry or a slow answer makes the next cycle late. See E0402."
     PollGroups "E0404" "A device has no poll group, two of one name, one without points, or one whose time is zero. Rows of the first group go to the device's table, rows of another one to `<table>_<group>`, so that each table's rows are read as a whole."
-    WindowShape "E0405" "A window's size must be above zero, and its offset less than its size."
+    WindowShape "E0405" "A window's size must be above zero, and its offset less than its size. Where the SQL needs all rows of a window, they must fit in the memory and the store; `tidegate explain` says why it does."
     SpanRange "E0406" "A length of time is outside what makes sense for this field: zero where something must take time, or longer than another one that bounds it."
     NotLoopback "E0407" "The status pages have no login yet, so they are served on a loopback address only, such as 127.0.0.1:8080 or [::1]:8080. Use an SSH tunnel to see them from elsewhere."
     StoreBounds "E0408" "The store's bounds do not fit each other: what may wait for all sinks together is more than the store may hold, or a bound is too small to hold anything."

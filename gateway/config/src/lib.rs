@@ -11,6 +11,7 @@ pub mod device;
 pub mod document;
 pub mod environment;
 pub mod explain;
+mod held;
 pub mod path;
 pub mod problem;
 pub mod read;
@@ -43,8 +44,8 @@ pub use sink::{
 };
 pub use span::{Position, Spans};
 pub use stream::{
-    ColumnType, EventTime, LateRoute, ProcessColumn, ProcessSection, Route, StreamSection, Sync,
-    Tumbling, Window,
+    ColumnType, EventTime, LateRoute, OnChange, ProcessColumn, ProcessSection, Route,
+    StreamSection, Sync, Tumbling, Window,
 };
 pub use table::{RESERVED_COLUMNS, Table};
 pub use test_case::{Expect, Scalar, StreamTest, TestRow};

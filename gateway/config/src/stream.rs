@@ -42,6 +42,10 @@ pub struct StreamSection {
     /// results keep the order of the rows.
     #[serde(default = "default_workers")]
     pub workers: u32,
+    /// What becomes of windows that are open when the SQL is changed and cannot go on with what
+    /// their rows were folded into.
+    #[serde(default)]
+    pub on_change: OnChange,
     /// One SELECT over the tables in `from`.
     pub sql: String,
     /// A program on this machine that makes other rows of the results, before they are committed.
@@ -194,6 +198,18 @@ impl ColumnType {
 
 fn default_process_timeout() -> Span {
     Span::from_secs(5)
+}
+
+/// What becomes of open windows whose rows were folded for other SQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnChange {
+    /// The old SQL gives their results at once; rows that come after the change are computed by the
+    /// new one.
+    #[default]
+    Close,
+    /// Their rows are counted as dropped.
+    Drop,
 }
 
 /// A sink that results go to.

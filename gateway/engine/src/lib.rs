@@ -15,7 +15,8 @@ pub mod window;
 mod bytes;
 mod functions;
 
-pub use sql::{Condition, Process, Query, Sql, SqlError, TableSchema, rows_where};
+pub use functions::function_names;
+pub use sql::{Condition, Mode, Process, Query, Sql, SqlError, TableSchema, rows_where};
 pub use stream::{
     Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
 };

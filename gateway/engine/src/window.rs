@@ -5,6 +5,9 @@
 //! belongs to the window that starts there. It knows no rows, no clock and no watermark.
 //! Source: design page "The engine", section Windows.
 
+/// Windows of more panes are computed from their rows: states of so few rows each would save nothing.
+pub const PANES_MAX: i64 = 16_384;
+
 /// A span of event time: `start` belongs to it, `end` does not. Microseconds since 1970, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bounds {
@@ -163,6 +166,34 @@ impl Window {
         }
     }
 
+    /// Of how many panes the longest aligned window is made; 1 for others.
+    pub fn panes(&self) -> i64 {
+        match *self {
+            Self::Hopping { size, .. } | Self::Cumulative { size, .. } => size / self.pane_size(),
+            _ => 1,
+        }
+    }
+
+    /// Length of an aligned window's pane; 1 for others.
+    pub fn pane_size(&self) -> i64 {
+        match *self {
+            Self::Tumbling { size, .. } => size,
+            Self::Hopping { size, step, .. } => gcd(size, step),
+            Self::Cumulative { step, .. } => step,
+            _ => 1,
+        }
+    }
+
+    /// The number of the pane that starts at `start`: one more for each pane.
+    pub fn pane_index(&self, start: i64) -> i64 {
+        start.div_euclid(self.pane_size())
+    }
+
+    /// Of how many panes a window is made.
+    pub fn panes_in(&self, bounds: Bounds) -> i64 {
+        bounds.end.saturating_sub(bounds.start) / self.pane_size()
+    }
+
     /// End of the first window that holds `pane` and ends after `after`; `None` where all that
     /// hold it end at or before `after`, and of windows that are not aligned.
     pub fn first_end(&self, pane: Bounds, after: Option<i64>) -> Option<i64> {
@@ -185,6 +216,23 @@ impl Window {
             _ => return None,
         };
         (end <= last).then_some(end)
+    }
+
+    /// Where the next window starts: what comes before it, the next window needs to know from
+    /// this one. `None` where a window begins with its first row.
+    pub fn next_start(&self, window: Bounds) -> Option<i64> {
+        match *self {
+            Self::Tumbling { .. } => Some(window.end),
+            Self::Hopping { step, .. } => Some(window.start.saturating_add(step)),
+            Self::Cumulative { size, .. } => {
+                let last = cell(window.start, size, 0).end;
+                Some(if window.end < last { window.start } else { last })
+            }
+            Self::Sliding { .. }
+            | Self::Session { .. }
+            | Self::Count { .. }
+            | Self::State { .. } => None,
+        }
     }
 
     /// The window that ends at `end`, which [`Window::first_end`] gave.
@@ -264,12 +312,13 @@ mod tests {
         ends.map(|end| window.ending_at(end)).map(|w| (w.start, w.end)).collect()
     }
 
+    /// Window, time, pane, windows that hold it.
+    type Case = (Window, i64, (i64, i64), &'static [(i64, i64)]);
+
     #[test]
     fn windows_that_overlap_one_line_per_case() {
         let hopping = |size, step, offset| Window::Hopping { size, step, offset };
         let cumulative = |size, step| Window::Cumulative { size, step };
-        // (window, time) -> pane, windows that hold it
-        type Case = (Window, i64, (i64, i64), &'static [(i64, i64)]);
         let cases: [Case; 14] = [
             (hopping(10, 10, 0), 0, (0, 10), &[(0, 10)]),
             (hopping(10, 10, 0), 9, (0, 10), &[(0, 10)]),

@@ -123,6 +123,7 @@ pub(super) fn progress(processed: u64, replay_from: u64) -> StreamProgress {
         state: vec![7; 256],
         processed: vec![("rows".into(), processed)],
         replay_from: vec![("rows".into(), replay_from)],
+        states: Vec::new(),
     }
 }
 

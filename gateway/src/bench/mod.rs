@@ -17,6 +17,7 @@ mod mqtt;
 mod plant;
 mod process;
 mod rest;
+mod rows;
 mod written;
 
 use std::path::PathBuf;

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use tidegate_config::{StreamSection, explain as explain_document, explain_code};
-use tidegate_engine::Sql;
+use tidegate_config::{Document, StreamSection, explain as explain_document, explain_code};
+use tidegate_engine::{Mode, Sql, Window};
 
 use super::FAILURE;
 use super::check::{fail, load_or_explain};
@@ -63,8 +63,31 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
         for line in query.explain().lines().take(if plan { usize::MAX } else { 1 }) {
             say!("{mark}  {line}");
         }
+        if let Some(window) = &spec.window {
+            say!("{mark}  memory: {}", memory(document, stream, window, query.mode()));
+        }
     }
     0
+}
+
+/// What open windows hold, as far as it can be known before rows come.
+fn memory(document: &Document, stream: &StreamSection, window: &Window, mode: &Mode) -> String {
+    let max = document.stream_memory();
+    let held = match (mode, stream.held_rows(document)) {
+        (Mode::Incremental, _) => {
+            let panes = match window.panes() {
+                1 => String::new(),
+                panes => format!(" in each of {panes} panes"),
+            };
+            format!("a state of each group{panes}, and the newest rows until they are folded")
+        }
+        (_, Some(bytes)) => {
+            let mib = bytes.get().div_ceil(1 << 20);
+            format!("about {mib} MiB of rows at the rates of its devices")
+        }
+        (_, None) => "rows, at a rate or for a time that is not known before they come".to_owned(),
+    };
+    format!("{held}; at most {max}")
 }
 
 fn is_code(text: &str) -> bool {

@@ -66,6 +66,7 @@ impl Running {
             targets: self.targets(stream.to.iter().map(|route| route.sink.as_str())),
             late_targets: self.targets(late.map(|route| route.sink.as_str())),
             id_prefix: format!("{}/{}", self.document.gateway.name, self.store.epoch()),
+            closes_old: stream.on_change == tidegate_config::OnChange::Close,
             sync_each: stream.sync == tidegate_config::Sync::Each,
             clock: self.around.clock.clone(),
             counts: counts.clone(),

@@ -4,7 +4,7 @@
 //! second time: results `(c - 1) * rows + 1` to `c * rows` for each sink, log rows one less. The
 //! names of the store's files are not known: `calls` takes them from a clean run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -196,6 +196,16 @@ impl Promised {
         let value = |n: u64| (!n.is_multiple_of(7)).then_some(n as f64 * 0.25);
         let rows = (start..end).map(|n| json!([n, n, value(n), format!("n{n}")]));
         assert_eq!(held["log"], rows.collect::<Value>(), "{what}: the log");
+        let mut states = BTreeMap::new();
+        for number in 1..=commit {
+            let length = usize::try_from(number * 397 % 3_001).expect("small");
+            states.insert(number % 5, format!("{number:>length$}"));
+            if number.is_multiple_of(4) {
+                states.remove(&((number + 2) % 5));
+            }
+        }
+        let states = states.iter().map(|(key, text)| json!([key, text]));
+        assert_eq!(held["states"], states.collect::<Value>(), "{what}: states of the stream");
     }
 
     fn judge_outbox(

@@ -16,8 +16,8 @@ use bytes::Bytes;
 use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 use tidegate_engine::store::{
-    Commit, Layout, LogRows, OutboxRow, OutboxRows, Recovery, SinkLayout, Store, StoreOptions,
-    StreamProgress, TableLayout, WhenFull,
+    Commit, Layout, LogRows, OutboxRow, OutboxRows, Recovery, SinkLayout, StateChange, Store,
+    StoreOptions, StreamProgress, TableLayout, WhenFull,
 };
 
 const TABLE: &str = "readings";
@@ -157,6 +157,7 @@ fn commit(number: u64, rows: u64) -> Result<Commit, Failure> {
             state: number.to_string().into(),
             processed: vec![(table.clone(), first + rows)],
             replay_from: vec![(table, replay_from)],
+            states: states(number),
         }),
         counts: vec![],
     })
@@ -189,6 +190,20 @@ fn results(sink: &str, number: u64, first: u64, rows: u64) -> OutboxRows {
     }
 }
 
+/// Keys of the stream's states.
+const STATES: u64 = 5;
+
+/// One state is new or changed with each commit, and with each fourth another one goes.
+fn states(number: u64) -> Vec<StateChange> {
+    let length = usize::try_from(number * 397 % 3_001).unwrap_or_default();
+    let bytes = Some(format!("{number:>length$}").into());
+    let mut changes = vec![StateChange { key: number % STATES, bytes }];
+    if number.is_multiple_of(4) {
+        changes.push(StateChange { key: (number + 2) % STATES, bytes: None });
+    }
+    changes
+}
+
 /// Bodies of many lengths, each with its own content to the last byte.
 fn body(sink: &str, seq: u64) -> Bytes {
     let letters = ('a'..='z').cycle().skip(usize::try_from(seq % 26).unwrap_or_default());
@@ -211,6 +226,7 @@ async fn verify(dir: &Path) -> Result<(), Failure> {
         "replay_from": progress.as_ref().map(|p| positions(&p.replay_from)),
         "log_end": store.log_end(TABLE),
         "log": log(&store, progress.as_ref()).await?,
+        "states": kept_states(&store).await?,
         "sinks": sinks,
         "recovery": {
             "created": recovery.created,
@@ -228,6 +244,13 @@ async fn verify(dir: &Path) -> Result<(), Failure> {
     println!("{held}");
     store.close().await?;
     Ok(())
+}
+
+/// The stream's states: key, text.
+async fn kept_states(store: &Store) -> Result<Value, Failure> {
+    let states = store.states(STREAM).await?;
+    let states = states.iter().map(|(key, bytes)| json!([key, String::from_utf8_lossy(bytes)]));
+    Ok(states.collect())
 }
 
 fn positions(positions: &[(Arc<str>, u64)]) -> Value {

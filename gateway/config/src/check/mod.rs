@@ -13,7 +13,7 @@ use crate::path::Path;
 use crate::problem::{Problem, Problems};
 use crate::read::Loaded;
 use crate::similar::suggest;
-use crate::{Document, Name, Table};
+use crate::{Document, Name, StreamSection, Table};
 
 pub mod bus;
 mod cases;
@@ -43,6 +43,10 @@ pub trait SqlPlanner {
         tables: &[PlannedTable<'_>],
         windowed: bool,
     ) -> Result<SchemaRef, SqlProblem>;
+
+    /// Why a stream keeps all rows of its windows, in a few words; `None` where they are folded as
+    /// they come, and where the SQL cannot be planned.
+    fn keeps_rows(&self, document: &Document, stream: &StreamSection) -> Option<String>;
 
     /// Plans a condition over rows of these columns.
     fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem>;

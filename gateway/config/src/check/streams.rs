@@ -17,7 +17,7 @@ const PROCESS_TIMEOUT_MAX: Span = Span::from_secs(600);
 
 impl Checker<'_> {
     pub(super) fn streams(&mut self, planner: &dyn SqlPlanner) -> Results {
-        let mut results = Results::new();
+        let (mut results, mut held) = (Results::new(), Vec::new());
         for (index, stream) in self.document.streams.iter().enumerate() {
             let path = path_of("streams").then(index);
             let tables_known = self.from(stream, &path);
@@ -53,11 +53,38 @@ impl Checker<'_> {
             match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
                 Ok(schema) => {
                     results.insert(index, schema);
+                    held.extend(planner.keeps_rows(self.document, stream).map(|why| (index, why)));
                 }
                 Err(problem) => self.sql(&path.then("sql"), problem),
             }
         }
+        for (index, reason) in held {
+            self.held(&self.document.streams[index], &path_of("streams").then(index), &reason);
+        }
         results
+    }
+
+    /// Checks that rows which are kept until their windows are over fit where they are kept.
+    fn held(&mut self, stream: &StreamSection, path: &Path, reason: &str) {
+        let Some(bytes) = stream.held_rows(self.document) else {
+            return;
+        };
+        let (memory, log) = (self.document.stream_memory(), self.document.log_bytes());
+        let (where_to, max) = if bytes > memory {
+            ("`limits.memory` leaves each stream", memory)
+        } else if bytes > log {
+            ("`store.max_bytes` leaves the logs", log)
+        } else {
+            return;
+        };
+        let message = format!(
+            "the rows of its windows weigh about {} MiB at the rates of its devices, more than the \
+             {max} that {where_to}; they are kept because {reason}",
+            bytes.get().div_ceil(1 << 20)
+        );
+        let hint =
+            "shorten the window, raise the bound, or use SQL whose rows are folded as they come";
+        self.say(Code::WindowShape, &path.then("window"), message, Some(hint));
     }
 
     /// Checks the tables. False where SQL cannot be planned against them.

@@ -162,9 +162,9 @@ fn kinds_of_windows() {
     let window =
         |window: &str| SOUND.replace("    to: [", &format!("    window: {window}\n    to: ["));
     let two = |kind: &str| {
-        let more = "devices:\n  - { name: more, driver: { generate: { points: [ { name: level, \
-                    value: { constant: 1 } } ] } } }";
-        window(kind).replace("devices:", more).replace("from: [waves]", "from: [waves, more]")
+        let more = "  - { name: zeal, driver: { generate: { points: [ { name: level, value: \
+                    { constant: 1 } } ] } } }\nstreams:";
+        window(kind).replace("streams:", more).replace("from: [waves]", "from: [waves, zeal]")
     };
     cases(&[
         (&window("{ hopping: { size: 1h, step: 10s } }"), &[]),
@@ -200,7 +200,7 @@ fn kinds_of_windows() {
             &window("{ count: { rows: 3, step: 4 } }"),
             &[("E0405", 11, 39, "a step of 4 with windows of 3 rows")],
         ),
-        (&two("{ count: { rows: 3 } }"), &[("E0405", 12, 22, "are over one table")]),
+        (&two("{ count: { rows: 3 } }"), &[("E0405", 12, 15, "are over one table")]),
         (&two("{ session: { gap: 1s, by: [ device ] } }"), &[]),
         (&window("{ state: { begin: level > 80, end: level < 70 } }"), &[]),
         (
@@ -211,6 +211,30 @@ fn kinds_of_windows() {
             &window("{ state: { begin: a > 80, end: level < 70, length_max: 0s } }"),
             &[("E0405", 11, 68, "at most 0s"), ("E0501", 11, 31, "there is no column a")],
         ),
+    ]);
+}
+
+/// A row of 56 bytes each second (time, two short texts, number, value), for 30 days: 138.4 MiB.
+#[test]
+fn windows_whose_rows_do_not_fit() {
+    let window = |sql: &str, size: &str| {
+        let sql = format!("{sql}\n    window: {{ {size} }}");
+        SOUND.replace("SELECT level FROM waves", &sql)
+    };
+    let median = "SELECT level AS median FROM waves";
+    cases(&[
+        (&window("SELECT level FROM waves", "tumbling: { size: 30d }"), &[]),
+        (&window(median, "tumbling: { size: 1h }"), &[]),
+        (
+            &window(median, "tumbling: { size: 30d }"),
+            &[("E0405", 11, 13, "about 139 MiB at the rates of its devices, more than the 64MiB")],
+        ),
+        (
+            &window(median, "hopping: { size: 30d, step: 1h }"),
+            &[("E0405", 11, 13, "because median() needs all rows")],
+        ),
+        (&window(median, "session: { gap: 30d }"), &[]),
+        (&window(median, "count: { rows: 2000000 }"), &[("E0405", 11, 13, "about 107 MiB")]),
     ]);
 }
 

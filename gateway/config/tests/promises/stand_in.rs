@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use tidegate_config::{
-    Environment, Loaded, PlannedTable, Problems, SourceFile, SqlPlanner, SqlProblem, load_and_check,
+    Document, Environment, Loaded, PlannedTable, Problems, SourceFile, SqlPlanner, SqlProblem,
+    StreamSection, load_and_check,
 };
 
 /// Understands `SELECT a, b AS c FROM t`: enough to tell which columns come out. Refuses `SELEC`,
@@ -44,6 +45,11 @@ impl SqlPlanner for Planner {
         Ok(Arc::new(Schema::new(fields)))
     }
 
+    /// Where the SQL speaks of a median.
+    fn keeps_rows(&self, _: &Document, stream: &StreamSection) -> Option<String> {
+        stream.sql.contains("median").then(|| "median() needs all rows".to_owned())
+    }
+
     /// Understands `a > 1`, where `a` is a column.
     fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem> {
         let name = text.split(' ').next().expect("a word");
@@ -62,6 +68,10 @@ impl SqlPlanner for Refusing {
     fn plan(&self, _: &str, _: &[PlannedTable<'_>], _: bool) -> Result<SchemaRef, SqlProblem> {
         let position = Some((2, 70));
         Err(SqlProblem { message: "refused".to_owned(), position, hint: None })
+    }
+
+    fn keeps_rows(&self, _: &Document, _: &StreamSection) -> Option<String> {
+        None
     }
 
     fn condition(&self, _: &str, _: &SchemaRef) -> Result<(), SqlProblem> {

@@ -2,10 +2,11 @@
 //!
 //! Promise: the value of this execution, never one that was folded into a plan: the functions are
 //! volatile and read a cell that belongs to one query. One execution of a query runs at a time.
+//! Functions over time find there where values hold from and to.
 
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::datatypes::{DataType, TimeUnit};
 use datafusion::common::Result;
@@ -14,19 +15,43 @@ use datafusion::logical_expr::{
 };
 use datafusion::scalar::ScalarValue;
 
-use crate::window::Bounds;
+use super::span::Edges;
+use crate::window::{Bounds, Window};
 
 /// Where an execution says which window it computes.
 #[derive(Debug, Default)]
 pub(crate) struct BoundsCell {
     start: AtomicI64,
     end: AtomicI64,
+    window: OnceLock<Window>,
 }
 
 impl BoundsCell {
+    /// Says by which definition windows are made, once.
+    pub(crate) fn over(&self, window: &Window) {
+        self.window.get_or_init(|| window.clone());
+    }
+
     pub(crate) fn set(&self, bounds: Bounds) {
         self.start.store(bounds.start, Ordering::Release);
         self.end.store(bounds.end, Ordering::Release);
+    }
+
+    fn bounds(&self) -> Bounds {
+        let load = |bound: &AtomicI64| bound.load(Ordering::Acquire);
+        Bounds { start: load(&self.start), end: load(&self.end) }
+    }
+
+    /// Between which bounds values hold that were read before the first row or are followed by
+    /// none; `None` where the window is no more than its rows.
+    pub(super) fn edges(&self) -> Option<Edges> {
+        let Bounds { start, end } = self.bounds();
+        self.next_start().map(|_| Edges { start, end })
+    }
+
+    /// Where the next window starts.
+    pub(super) fn next_start(&self) -> Option<i64> {
+        self.window.get().and_then(|window| window.next_start(self.bounds()))
     }
 }
 
@@ -74,8 +99,8 @@ impl ScalarUDFImpl for Bound {
     }
 
     fn invoke_with_args(&self, _: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let bound = if self.start { &self.cell.start } else { &self.cell.end };
-        let micros = bound.load(Ordering::Acquire);
+        let bounds = self.cell.bounds();
+        let micros = if self.start { bounds.start } else { bounds.end };
         Ok(ColumnarValue::Scalar(ScalarValue::TimestampMicrosecond(
             Some(micros),
             Some("UTC".into()),

@@ -1,11 +1,14 @@
 //! `good_ratio(x)`: which share of the rows has a value, from 0 to 1; NULL over no rows.
+//! `good_count(x)`: how many rows have one; 0 over no rows.
 //!
 //! A point that could not be read is null, so the ratio says how far an aggregate of the point can
 //! be trusted. State: two counts, which add.
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Float64Array, UInt64Array};
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, BooleanArray, Float64Array, Int64Array, UInt64Array,
+};
 use datafusion::arrow::datatypes::{DataType, Field, FieldRef, UInt64Type};
 use datafusion::common::Result;
 use datafusion::logical_expr::function::{AccumulatorArgs, StateFieldsArgs};
@@ -14,20 +17,31 @@ use datafusion::logical_expr::{
 };
 use datafusion::scalar::ScalarValue;
 
+/// What is told of the rows that have a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Told {
+    Ratio,
+    Count,
+}
+
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct GoodRatio {
+pub(super) struct Good {
+    told: Told,
     signature: Signature,
 }
 
-impl GoodRatio {
-    pub(super) fn new() -> Self {
-        Self { signature: Signature::any(1, Volatility::Immutable) }
+impl Good {
+    pub(super) fn new(told: Told) -> Self {
+        Self { told, signature: Signature::any(1, Volatility::Immutable) }
     }
 }
 
-impl AggregateUDFImpl for GoodRatio {
+impl AggregateUDFImpl for Good {
     fn name(&self) -> &'static str {
-        super::GOOD_RATIO
+        match self.told {
+            Told::Ratio => "good_ratio",
+            Told::Count => "good_count",
+        }
     }
 
     fn signature(&self) -> &Signature {
@@ -35,11 +49,21 @@ impl AggregateUDFImpl for GoodRatio {
     }
 
     fn return_type(&self, _: &[DataType]) -> Result<DataType> {
-        Ok(DataType::Float64)
+        Ok(match self.told {
+            Told::Ratio => DataType::Float64,
+            Told::Count => DataType::Int64,
+        })
+    }
+
+    fn default_value(&self, data_type: &DataType) -> Result<ScalarValue> {
+        match self.told {
+            Told::Ratio => ScalarValue::try_from(data_type),
+            Told::Count => Ok(ScalarValue::Int64(Some(0))),
+        }
     }
 
     fn accumulator(&self, _: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
-        Ok(Box::new(Tally::default()))
+        Ok(Box::new(Single { told: self.told, tally: Tally::default() }))
     }
 
     fn state_fields(&self, args: StateFieldsArgs) -> Result<Vec<FieldRef>> {
@@ -54,7 +78,7 @@ impl AggregateUDFImpl for GoodRatio {
     }
 
     fn create_groups_accumulator(&self, _: AccumulatorArgs) -> Result<Box<dyn GroupsAccumulator>> {
-        Ok(Box::new(Tallies::default()))
+        Ok(Box::new(Tallies { told: self.told, tallies: Vec::new() }))
     }
 }
 
@@ -76,17 +100,30 @@ impl Tally {
     fn ratio(self) -> Option<f64> {
         (self.rows > 0).then(|| self.good as f64 / self.rows as f64)
     }
+
+    fn count(self) -> i64 {
+        i64::try_from(self.good).unwrap_or(i64::MAX)
+    }
 }
 
-impl Accumulator for Tally {
+#[derive(Debug)]
+struct Single {
+    told: Told,
+    tally: Tally,
+}
+
+impl Accumulator for Single {
     fn update_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
-        self.rows += values[0].len() as u64;
-        self.good += (values[0].len() - values[0].null_count()) as u64;
+        self.tally.rows += values[0].len() as u64;
+        self.tally.good += (values[0].len() - values[0].null_count()) as u64;
         Ok(())
     }
 
     fn evaluate(&mut self) -> Result<ScalarValue> {
-        Ok(ScalarValue::Float64(self.ratio()))
+        Ok(match self.told {
+            Told::Ratio => ScalarValue::Float64(self.tally.ratio()),
+            Told::Count => ScalarValue::Int64(Some(self.tally.count())),
+        })
     }
 
     fn size(&self) -> usize {
@@ -94,18 +131,19 @@ impl Accumulator for Tally {
     }
 
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
-        Ok(vec![ScalarValue::UInt64(Some(self.good)), ScalarValue::UInt64(Some(self.rows))])
+        let Tally { good, rows } = self.tally;
+        Ok(vec![ScalarValue::UInt64(Some(good)), ScalarValue::UInt64(Some(rows))])
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
-        self.good += sum(&states[0]);
-        self.rows += sum(&states[1]);
+        self.tally.good += sum(&states[0]);
+        self.tally.rows += sum(&states[1]);
         Ok(())
     }
 
     fn retract_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
-        self.rows -= values[0].len() as u64;
-        self.good -= (values[0].len() - values[0].null_count()) as u64;
+        self.tally.rows -= values[0].len() as u64;
+        self.tally.good -= (values[0].len() - values[0].null_count()) as u64;
         Ok(())
     }
 
@@ -114,13 +152,16 @@ impl Accumulator for Tally {
     }
 }
 
-#[derive(Debug, Default)]
-struct Tallies(Vec<Tally>);
+#[derive(Debug)]
+struct Tallies {
+    told: Told,
+    tallies: Vec<Tally>,
+}
 
 impl Tallies {
     fn grow(&mut self, groups: usize) {
-        if self.0.len() < groups {
-            self.0.resize(groups, Tally::default());
+        if self.tallies.len() < groups {
+            self.tallies.resize(groups, Tally::default());
         }
     }
 }
@@ -136,20 +177,27 @@ impl GroupsAccumulator for Tallies {
         self.grow(total_num_groups);
         for (row, &group) in group_indices.iter().enumerate() {
             if opt_filter.is_none_or(|f| !f.is_null(row) && f.value(row)) {
-                self.0[group].rows += 1;
-                self.0[group].good += u64::from(present(&values[0], row));
+                self.tallies[group].rows += 1;
+                self.tallies[group].good += u64::from(present(&values[0], row));
             }
         }
         Ok(())
     }
 
     fn evaluate(&mut self, emit_to: EmitTo) -> Result<ArrayRef> {
-        let tallies = emit_to.take_needed(&mut self.0);
-        Ok(Arc::new(tallies.into_iter().map(Tally::ratio).collect::<Float64Array>()))
+        let tallies = emit_to.take_needed(&mut self.tallies);
+        Ok(match self.told {
+            Told::Ratio => {
+                Arc::new(tallies.into_iter().map(Tally::ratio).collect::<Float64Array>())
+            }
+            Told::Count => {
+                Arc::new(Int64Array::from_iter_values(tallies.into_iter().map(Tally::count)))
+            }
+        })
     }
 
     fn state(&mut self, emit_to: EmitTo) -> Result<Vec<ArrayRef>> {
-        let tallies = emit_to.take_needed(&mut self.0);
+        let tallies = emit_to.take_needed(&mut self.tallies);
         let column = |count: fn(&Tally) -> u64| {
             Arc::new(tallies.iter().map(count).collect::<UInt64Array>()) as ArrayRef
         };
@@ -166,8 +214,8 @@ impl GroupsAccumulator for Tallies {
         let (good, rows) =
             (values[0].as_primitive::<UInt64Type>(), values[1].as_primitive::<UInt64Type>());
         for (row, &group) in group_indices.iter().enumerate() {
-            self.0[group].good += good.value(row);
-            self.0[group].rows += rows.value(row);
+            self.tallies[group].good += good.value(row);
+            self.tallies[group].rows += rows.value(row);
         }
         Ok(())
     }
@@ -190,6 +238,6 @@ impl GroupsAccumulator for Tallies {
     }
 
     fn size(&self) -> usize {
-        self.0.capacity() * size_of::<Tally>()
+        self.tallies.capacity() * size_of::<Tally>()
     }
 }

@@ -9,7 +9,7 @@ use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::logical_expr::{Expr, LogicalPlan, WindowFunctionDefinition};
 
 use super::SqlError;
-use crate::functions::GOOD_RATIO;
+use crate::functions::OF_ROWS;
 
 /// Column names that the `meta` envelope adds.
 const RESERVED: [&str; 3] = ["_id", "_quality", "_replayed"];
@@ -68,12 +68,10 @@ fn refuse_expressions(node: &LogicalPlan) -> Option<SqlError> {
                     placeholder.id
                 ))),
                 Expr::AggregateFunction(call)
-                    if call.func.name() == GOOD_RATIO && call.params.distinct =>
+                    if OF_ROWS.contains(&call.func.name()) && call.params.distinct =>
                 {
-                    Some(
-                        SqlError::new("good_ratio(DISTINCT …) has no meaning")
-                            .hint("drop DISTINCT"),
-                    )
+                    let message = format!("{}(DISTINCT …) has no meaning", call.func.name());
+                    Some(SqlError::new(message).hint("drop DISTINCT"))
                 }
                 Expr::WindowFunction(call) => match &call.fun {
                     // Each row would have all rows before it.

@@ -3,6 +3,7 @@
 //! Promise: one sentence, where it stands if that is known, and a hint where there is one; never a
 //! debug print of DataFusion's types and never a backtrace.
 
+use arrow::error::ArrowError;
 use datafusion::common::DataFusionError;
 use datafusion::common::diagnostic::Diagnostic;
 use datafusion::sql::sqlparser::parser::ParserError;
@@ -56,6 +57,12 @@ impl From<DataFusionError> for SqlError {
             advice = advice_of(diagnostic).unwrap_or(advice);
         }
         if advice.is_empty() { found } else { found.hint(advice) }
+    }
+}
+
+impl From<ArrowError> for SqlError {
+    fn from(error: ArrowError) -> Self {
+        DataFusionError::from(error).into()
     }
 }
 

@@ -15,13 +15,19 @@ mod expansion;
 mod feed;
 mod growth;
 mod guard;
+mod incremental;
+mod mode;
+#[cfg(test)]
+mod pieces;
 mod planner;
+mod pool;
 mod process;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod shapes;
 mod share;
+mod timed;
 mod together;
 mod workers;
 
@@ -39,7 +45,6 @@ use datafusion::catalog::{
 use datafusion::error::DataFusionError;
 use datafusion::execution::TaskContext;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
-use datafusion::execution::memory_pool::GreedyMemoryPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::{SessionState, SessionStateBuilder};
 use datafusion::execution::{SessionStateDefaults, context::SQLOptions};
@@ -54,14 +59,17 @@ use futures::{FutureExt, TryStreamExt};
 
 pub use condition::{Condition, rows_where};
 pub use error::SqlError;
+pub use mode::Mode;
 pub use process::Process;
 
 use crate::bytes::batch_bytes;
-use crate::functions::{self, BoundsCell};
-use crate::window::Bounds;
+use crate::functions::{self, BoundsCell, Memory};
+use crate::window::{Bounds, Window};
 use budget::Budget;
 use feed::Feed;
-use planner::CountingPlanner;
+use incremental::{Incremental, Refusal};
+pub(crate) use planner::CountingPlanner;
+use pool::Bounded;
 use share::Share;
 use together::Twin;
 use workers::Workers;
@@ -107,7 +115,7 @@ impl Sql {
     pub fn new(memory_max: usize) -> Result<Self, SqlError> {
         let disk = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
         let runtime = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(GreedyMemoryPool::new(memory_max)))
+            .with_memory_pool(Arc::new(Bounded::new(memory_max)))
             .with_disk_manager_builder(disk)
             .build_arc()?;
         let mut scalars = SessionStateDefaults::default_scalar_functions();
@@ -142,17 +150,27 @@ impl Sql {
         let planner = Arc::new(CountingPlanner::default());
         let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, windowed))
+            futures::executor::block_on(Planned::new(&state, sql, tables, windowed, &cell))
         })?;
-        let (context, conditions) = (state.task_ctx(), Vec::new());
+        let (mode, parts) = if windowed {
+            match Incremental::of(&plan.physical, &feeds) {
+                Ok(parts) => (Mode::Incremental, Some(parts)),
+                Err(Refusal::Reason(reason)) => (Mode::Recompute { reason }, None),
+                Err(Refusal::Failed(error)) => return Err(error.into()),
+            }
+        } else {
+            (Mode::Stateless, None)
+        };
         Ok(Query {
-            windowed,
+            sql: sql.to_owned(),
+            mode,
+            parts,
             feeds,
             cell,
-            context,
+            context: state.task_ctx(),
             plan,
             planner,
-            conditions,
+            conditions: Vec::new(),
             twin: None,
             budget: Arc::new(Budget::new(self.time_max)),
             result_max: self.memory_max,
@@ -181,6 +199,7 @@ impl Sql {
         catalogs.register_catalog("datafusion".into(), Arc::new(catalog));
 
         let mut scalars = self.scalars.clone();
+        scalars.extend(functions::scalars());
         scalars.extend(window.into_iter().flat_map(functions::window_functions));
         let mut aggregates = SessionStateDefaults::default_aggregate_functions();
         aggregates.extend(functions::aggregates());
@@ -217,6 +236,8 @@ fn config() -> SessionConfig {
     options.execution.collect_statistics = false;
     options.execution.enable_recursive_ctes = false;
     options.execution.planning_concurrency = 1;
+    // A partial aggregation that meets many groups would hand on a state for each row.
+    options.execution.skip_partial_aggregation_probe_ratio_threshold = 2.0;
     // Reserved for merging spilled runs; nothing is spilled, and small pools must be able to sort.
     options.execution.sort_spill_reservation_bytes = 0;
     options.sql_parser.collect_spans = true;
@@ -258,6 +279,7 @@ struct Planned {
     text: LogicalPlan,
     logical: LogicalPlan,
     physical: Arc<dyn ExecutionPlan>,
+    memory: Memory,
 }
 
 impl Planned {
@@ -266,6 +288,7 @@ impl Planned {
         sql: &str,
         tables: &[TableSchema],
         windowed: bool,
+        cell: &Arc<BoundsCell>,
     ) -> Result<Self, SqlError> {
         let known = || {
             let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
@@ -300,17 +323,23 @@ impl Planned {
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
         // Before constants are folded, and after projections are put together.
         growth::check(&plan)?;
+        let text = plan.clone();
+        let plan = timed::with_times(plan, tables)?;
+        let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
         let logical = state.optimize(&plan)?;
         growth::check(&logical)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
-        Ok(Self { text: plan, logical, physical: feed::in_order(physical)? })
+        Ok(Self { text, logical, physical: feed::in_order(physical)?, memory })
     }
 }
 
 /// A planned SELECT.
 #[derive(Debug)]
 pub struct Query {
-    windowed: bool,
+    sql: String,
+    mode: Mode,
+    /// Where it can be computed in pieces.
+    parts: Option<Incremental>,
     feeds: Vec<Arc<Feed>>,
     cell: Arc<BoundsCell>,
     context: Arc<TaskContext>,
@@ -338,7 +367,7 @@ impl Query {
         };
         let (table, output) = (feed.schema(), self.plan.physical.schema());
         let state = sql.state(&[], &[], Some(&self.cell), &Arc::default())?;
-        let twin = Twin::of(&self.plan.text, table, &output, &state);
+        let twin = Twin::of(&self.plan.text, table, &output, &state, &self.cell);
         self.twin = on_a_deep_stack(|| Ok(futures::executor::block_on(twin)))?;
         Ok(self)
     }
@@ -381,9 +410,9 @@ impl Query {
 
     /// Lets up to `count` workers compute pieces of a batch at the same time, on the threads of the
     /// runtime; results stay in the order of the rows. Changes nothing where the query runs over
-    /// windows or reads more than one table.
+    /// windows, remembers rows, or reads more than one table.
     pub fn set_workers(&mut self, count: usize) {
-        self.workers = (count > 1 && !self.windowed)
+        self.workers = (count > 1 && !self.windowed() && !self.remembers())
             .then(|| {
                 let (context, budget) = (&self.context, &self.budget);
                 let plan = &self.plan.physical;
@@ -394,15 +423,28 @@ impl Query {
 
     /// Whether it was planned to run over windows.
     pub fn windowed(&self) -> bool {
-        self.windowed
+        self.mode != Mode::Stateless
+    }
+
+    /// Its text.
+    pub fn sql(&self) -> &str {
+        &self.sql
+    }
+
+    /// How it is computed over windows that are runs of panes; other kinds keep their rows.
+    pub fn mode(&self) -> &Mode {
+        &self.mode
     }
 
     /// How the query is computed and why, and its plans, as text for a person.
     pub fn explain(&self) -> String {
-        let mode = if self.windowed {
-            "recompute: a window's rows are kept, and the whole plan runs over them when it closes"
-        } else {
-            "stateless: each row is filtered and shaped by itself, and nothing is kept"
+        let mode = match &self.mode {
+            Mode::Stateless if self.remembers() => {
+                "by row: each row is filtered and shaped by itself \
+                 and by what functions remember of the rows before"
+                    .to_owned()
+            }
+            mode => mode.to_string(),
         };
         let together = match &self.twin {
             Some(_) => "; windows that are over together are computed in one execution",
@@ -413,6 +455,30 @@ impl Query {
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
+    }
+
+    /// Says how the windows are made that this query runs over, before it first runs: functions
+    /// over time need to know where a value holds that came before.
+    pub fn over(&self, window: &Window) {
+        self.cell.over(window);
+    }
+
+    /// Whether it has functions whose results depend on earlier runs, or on the bounds of the window
+    /// that runs: it must run over one window at a time, in order of time.
+    pub fn remembers(&self) -> bool {
+        !self.plan.memory.is_empty()
+    }
+
+    /// What functions remember, for [`Query::remember`] after a restart; empty where there is
+    /// nothing. At most some 1.5 MB for each function.
+    pub fn remembered(&self) -> Vec<u8> {
+        self.plan.memory.save()
+    }
+
+    /// Takes up what [`Query::remembered`] gave, also of other SQL: calls that are the same go on.
+    /// An error says why the bytes cannot be read; then nothing is taken up.
+    pub fn remember(&self, remembered: &[u8]) -> Result<(), &'static str> {
+        self.plan.memory.load(remembered)
     }
 
     /// How often a physical plan was made for this query: 1, however often it ran.
@@ -436,8 +502,17 @@ impl Query {
         bounds: Option<Bounds>,
     ) -> Result<Vec<RecordBatch>, SqlError> {
         assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
-        assert_eq!(bounds.is_some(), self.windowed, "bounds exactly where there is a window");
+        assert_eq!(bounds.is_some(), self.windowed(), "bounds exactly where there is a window");
         let result = self.compute(inputs, bounds).await;
+        self.processed(result, bounds).await
+    }
+
+    /// What the program makes of results, where there is one.
+    async fn processed(
+        &mut self,
+        result: Result<Vec<RecordBatch>, SqlError>,
+        bounds: Option<Bounds>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
         match (&mut self.process, result) {
             (Some(process), Ok(results)) if !results.is_empty() => {
                 process.process(results, bounds).await.map_err(SqlError::new)
@@ -464,9 +539,21 @@ impl Query {
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        let result = unpanicked(self.run(&self.plan.physical)).await;
+        let result = self.run_once(&self.plan.physical).await;
         for feed in &self.feeds {
             feed.fill(Vec::new());
+        }
+        result
+    }
+
+    /// Runs a plan whose functions may remember something; where it fails they have not.
+    async fn run_once(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        self.plan.memory.begin();
+        let result = self.run(plan).await;
+        if result.is_ok() {
+            self.plan.memory.commit();
+        } else {
+            self.plan.memory.rollback();
         }
         result
     }
@@ -488,7 +575,7 @@ impl Query {
             None => return Err(SqlError::new("this query computes one window at a time")),
             Some(twin) => {
                 twin.fill(&inputs[0], &windows).map_err(failed)?;
-                let result = unpanicked(self.run(&twin.physical)).await;
+                let result = self.run(&twin.physical).await;
                 twin.clear();
                 (twin.split(result?, windows.len()).map_err(failed)?, twin.lacks_empty())
             }
@@ -506,7 +593,7 @@ impl Query {
     }
 
     async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
-        run(plan, &self.context, &self.budget, self.result_max).await
+        unpanicked(run(plan, &self.context, &self.budget, self.result_max)).await
     }
 }
 

@@ -14,8 +14,10 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use futures::future::{BoxFuture, FutureExt};
 
+use crate::functions::RememberPlanner;
+
 #[derive(Debug, Default)]
-pub(super) struct CountingPlanner {
+pub(crate) struct CountingPlanner {
     plans: AtomicU64,
 }
 
@@ -40,7 +42,7 @@ impl QueryPlanner for CountingPlanner {
     {
         self.plans.fetch_add(1, Ordering::Relaxed);
         async move {
-            DefaultPhysicalPlanner::default()
+            DefaultPhysicalPlanner::with_extension_planners(vec![Arc::new(RememberPlanner)])
                 .create_physical_plan(logical_plan, state)
                 .await
         }

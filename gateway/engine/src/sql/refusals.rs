@@ -98,7 +98,7 @@ fn without_a_window_only_what_looks_at_one_row() {
         assert!(query.explain().starts_with("mode: stateless"), "{}", query.explain());
     }
     let explained = sql.plan("SELECT count(*) FROM m", &tables(), true).unwrap().explain();
-    assert!(explained.starts_with("mode: recompute"), "{explained}");
+    assert!(explained.starts_with("mode: incremental"), "{explained}");
     assert!(explained.contains("AggregateExec") && explained.contains("TableScan"), "{explained}");
 }
 

@@ -55,7 +55,7 @@ pub(super) fn rows(rows: &[Row]) -> RecordBatch {
 
 /// Three windows of other lengths, devices and nulls, one with an empty second table, and the
 /// first again: what it left behind must not show.
-fn windows() -> Vec<[RecordBatch; 2]> {
+pub(super) fn windows() -> Vec<[RecordBatch; 2]> {
     let first = [
         rows(&[
             (1, "a", Some(1.0), 1),
@@ -79,7 +79,7 @@ fn windows() -> Vec<[RecordBatch; 2]> {
     vec![first.clone(), second, third, first]
 }
 
-fn text(batches: &[RecordBatch]) -> Vec<String> {
+pub(super) fn text(batches: &[RecordBatch]) -> Vec<String> {
     let options = FormatOptions::new().with_null("-");
     let mut lines = Vec::new();
     for batch in batches {

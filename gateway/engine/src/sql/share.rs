@@ -65,7 +65,8 @@ impl MemoryPool for Share {
         self.held.load(Ordering::Relaxed)
     }
 
+    /// Not told, as [`Bounded`](super::pool::Bounded) does not tell its own.
     fn memory_limit(&self) -> MemoryLimit {
-        MemoryLimit::Finite(self.max)
+        MemoryLimit::Unknown
     }
 }

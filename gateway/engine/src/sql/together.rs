@@ -25,6 +25,7 @@ use datafusion::logical_expr::{
 use datafusion::physical_plan::ExecutionPlan;
 
 use super::feed::{self, Feed};
+use crate::functions::{self, BoundsCell};
 use crate::window::Bounds;
 
 /// The columns that tell windows apart. No column of a table begins like this.
@@ -55,6 +56,7 @@ impl Twin {
         table: &SchemaRef,
         output: &SchemaRef,
         state: &SessionState,
+        cell: &Arc<BoundsCell>,
     ) -> Option<Self> {
         let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
         let mut fields = table.fields().to_vec();
@@ -68,6 +70,8 @@ impl Twin {
         let Seen { tables: 1, aggregates: 1, groups, filters } = rewrite.seen else {
             return None;
         };
+        // Nothing is carried from one window to the next: they begin and end with their rows.
+        let (twin, _) = functions::rewrite(twin, cell, true).ok()?;
         let logical = state.optimize(&twin).ok()?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await.ok()?;
         let physical = feed::in_order(physical).ok()?;

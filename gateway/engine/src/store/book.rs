@@ -1,11 +1,11 @@
 //! Where every stored row lies: in a frame of the ring, or on a shelf.
 //!
 //! A queue per outbox and per log lists its pieces in the order of their positions; a frame knows how
-//! many pieces in it are still needed. New rows go into a draft, which becomes the next frame. All of
-//! it is in memory, some 50 bytes a piece, and is made again from the checkpoint and the ring at each
+//! many pieces in it are still needed. New rows and states go into a draft, which becomes the next frame. All of
+//! it is in memory, some 50 bytes a piece or state, and is made again from the checkpoint and the ring at each
 //! start. Knows where bytes lie and whether they are whole; what rows mean is for `outbox` and `log`.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use super::damage::Damage;
 use super::files::Files;
 use super::format::{Entry, Kind, key, put_entry, put_entry_with};
 use super::ring::{self, HEADER};
+use super::states::States;
 
 /// Where a piece lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +129,9 @@ pub(super) struct Book {
     pub(super) letters: BTreeMap<Arc<str>, BTreeMap<u64, Letter>>,
     /// Dead letters that the checkpoint has and nobody needs.
     pub(super) letters_gone: Vec<(Arc<str>, u64)>,
+    pub(super) states: States,
+    /// States that the checkpoint has and nobody needs.
+    pub(super) states_gone: BTreeSet<(Arc<str>, u64)>,
     pub(super) frames: VecDeque<Frame>,
     /// The frame being made: room for the header, then entries.
     pub(super) draft: Vec<u8>,
@@ -154,6 +158,8 @@ impl Book {
             logs: BTreeMap::new(),
             letters: BTreeMap::new(),
             letters_gone: Vec::new(),
+            states: States::new(),
+            states_gone: BTreeSet::new(),
             frames: VecDeque::new(),
             draft: vec![0; HEADER],
             draft_live: 0,
@@ -272,28 +278,36 @@ impl Book {
     /// is counted.
     pub(super) fn body(&mut self, side: Side, name: &str, piece: &Piece) -> Option<Vec<u8>> {
         let at = key(side.kind(), name, piece.first);
-        let mut bytes = vec![0; usize::try_from(piece.length).unwrap_or(0)];
-        let mut outcome = self.read(piece, &mut bytes);
+        let length = usize::try_from(piece.length).unwrap_or(0);
+        let bytes = self.entry(&at, piece.place, length)?;
+        Entry::take(&bytes)?.body().map(<[u8]>::to_vec)
+    }
+
+    /// The bytes of a whole entry under a key; `None` when it cannot be read or is not what was
+    /// written, which is counted.
+    pub(super) fn entry(&mut self, key: &[u8], place: Place, length: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let mut outcome = self.read(place, &mut bytes);
         for _ in 1..READS_MAX {
             let Err(error) = &outcome else { break };
-            tracing::warn!(%error, name, first = piece.first, "stored rows cannot be read");
+            tracing::warn!(%error, key = %key.escape_ascii(), "a stored value cannot be read");
             self.files.forget();
-            outcome = self.read(piece, &mut bytes);
+            outcome = self.read(place, &mut bytes);
         }
         if outcome.is_err() {
             bytes.clear();
         }
-        let entry = Entry::take(&bytes).filter(|entry| entry.key == at);
-        let body = entry.and_then(|entry| entry.body().map(<[u8]>::to_vec));
-        if body.is_none() {
-            self.damage.bad(&at, &bytes);
+        let entry = Entry::take(&bytes).filter(|entry| entry.key == key);
+        if entry.is_none_or(|entry| entry.body().is_none()) {
+            self.damage.bad(key, &bytes);
+            return None;
         }
-        body
+        Some(bytes)
     }
 
-    /// Reads the bytes of a piece.
-    pub(super) fn read(&mut self, piece: &Piece, out: &mut [u8]) -> io::Result<()> {
-        let (sequence, at) = match piece.place {
+    /// Reads bytes from a place on.
+    fn read(&mut self, place: Place, out: &mut [u8]) -> io::Result<()> {
+        let (sequence, at) = match place {
             Place::Shelf { file, at } => return self.files.shelves.read(file, at, out),
             Place::Frame { sequence, at } => (sequence, at),
         };

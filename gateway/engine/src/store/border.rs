@@ -168,6 +168,26 @@ pub struct StreamProgress {
     pub processed: Vec<(Arc<str>, u64)>,
     /// Per table: the first log position that is needed to rebuild the state.
     pub replay_from: Vec<(Arc<str>, u64)>,
+    /// States that changed since the stream's last commit. What is read back has none: see
+    /// [`Store::states`](super::Store::states).
+    pub states: Vec<StateChange>,
+}
+
+/// A value that a stream keeps beside its progress, under a key of its own, as it is from now on.
+///
+/// Only what changed is written: once with its commit, and once more with the next checkpoint, if it
+/// is still there then. All states of one commit are at most [`StateChange::BYTES_MAX`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateChange {
+    /// The key, unique within the stream.
+    pub key: u64,
+    /// The value; `None` removes it.
+    pub bytes: Option<Bytes>,
+}
+
+impl StateChange {
+    /// Bytes of the states in one commit at most: a frame names its places in 32 bits.
+    pub const BYTES_MAX: usize = 1 << 30;
 }
 
 /// One record that waits for its sink.
@@ -312,6 +332,9 @@ pub struct StoreStats {
     pub file_bytes: u64,
     /// Bytes of log values, waiting rows and dead letters.
     pub held_bytes: u64,
+    /// Bytes of the states that streams keep; they are on top of `held_bytes` and of no bound here,
+    /// because a stream holds them in memory as well.
+    pub state_bytes: u64,
     /// Stored records that failed their check.
     pub corrupt_records: u64,
     /// Rows that were in them, or missing without a trace.
@@ -350,7 +373,7 @@ pub struct Recovery {
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.
     pub corrupt_records: u64,
-    /// Streams whose progress could not be read. The epoch has grown, so that no id repeats.
+    /// Streams whose progress, or a state that belongs to it, could not be read. The epoch has grown, so that no id repeats.
     pub progress_lost: Vec<String>,
     /// Sinks and tables that the file holds and the layout does not name; they are kept.
     pub unclaimed: Vec<String>,
@@ -400,6 +423,14 @@ pub enum StoreError {
         position: u64,
         /// The position that must come next.
         expected: u64,
+    },
+    /// The states of one commit are larger than a frame can be: a fault of the caller.
+    #[error("states of stream {stream} with {bytes} bytes in one commit")]
+    TooLarge {
+        /// The stream.
+        stream: Arc<str>,
+        /// Bytes of all its states in the commit.
+        bytes: usize,
     },
     /// The layout knows no such sink or table.
     #[error("the store knows no {0}")]

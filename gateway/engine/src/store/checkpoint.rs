@@ -16,12 +16,13 @@ use super::border::OutboxRow;
 use super::damage::Trouble;
 use super::files::{RESERVE, Records, write};
 use super::format::{
-    CHUNK_BYTES, Kind, SinkState, decode_outbox, encode_outbox, encode_progress, key, put_entry,
-    seal,
+    CHUNK_BYTES, Kind, Reader, decode_outbox, encode_outbox, key, put_entry, seal,
 };
 use super::log::{self, Schemas};
+use super::record::{SinkState, encode_progress};
 use super::rows::encode_schema;
 use super::state::State;
+use super::states;
 
 /// Bytes that are folded in one go: what folding holds in memory.
 const FOLD_BYTES: usize = 1 << 20;
@@ -253,6 +254,10 @@ pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Res
         letter.body = None;
     }
     book.letters_gone.clear();
+    for kept in book.states.values_mut().flat_map(|states| states.values_mut()) {
+        (kept.frame, kept.in_tree) = (None, true);
+    }
+    book.states_gone.clear();
     // A checkpoint contains every frame; those that are only in memory need not be written any more.
     for frame in &mut book.frames {
         frame.moved = false;
@@ -270,34 +275,18 @@ fn write_tree(book: &mut Book, state: &State) -> Result<(), Trouble> {
     if book.files.tree.is_none() {
         book.files.reopen_tree()?;
     }
-    let Some(tree) = &book.files.tree else {
+    // Taken out, because the book reads states for it meanwhile.
+    let Some(tree) = book.files.tree.take() else {
         return Err(Trouble::Io("the checkpoint is not open".to_owned()));
     };
-    write(tree, |records| {
+    let outcome = write(&tree, |records| {
         // Kinds from Meta to Outbox are written as a whole; a format 1 had rows among them.
         let (low, high) = ([Kind::Meta as u8], [Kind::Rejected as u8]);
         records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
         let (low, high) = ([Kind::Count as u8], [Kind::Count as u8 + 1]);
         records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
         put_state(records, state)?;
-        for side in [Side::Outbox, Side::Log] {
-            for (name, queue) in book.queues(side) {
-                let first = queue.pieces.front().map_or(u64::MAX, |piece| piece.first);
-                let low = key(side.piece_kind(), name, 0);
-                let high = key(side.piece_kind(), name, first);
-                records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
-                for piece in queue.pieces.iter().skip(queue.index_of(queue.saved)) {
-                    let Place::Shelf { file, at } = piece.place else { break };
-                    put(
-                        records,
-                        side.piece_kind(),
-                        name,
-                        piece.first,
-                        &encode_piece(piece, file, at),
-                    )?;
-                }
-            }
-        }
+        put_pieces(records, book)?;
         for (sink, letters) in &book.letters {
             for (position, letter) in letters {
                 if let Some(body) = &letter.body {
@@ -308,8 +297,42 @@ fn write_tree(book: &mut Book, state: &State) -> Result<(), Trouble> {
         for (sink, position) in &book.letters_gone {
             records.remove(key(Kind::Rejected, sink, *position).as_slice())?;
         }
-        Ok(())
-    })
+        put_states(records, book)
+    });
+    book.files.tree = Some(tree);
+    outcome
+}
+
+fn put_pieces(records: &mut Records<'_>, book: &Book) -> Result<(), Trouble> {
+    for side in [Side::Outbox, Side::Log] {
+        let kind = side.piece_kind();
+        for (name, queue) in book.queues(side) {
+            let first = queue.pieces.front().map_or(u64::MAX, |piece| piece.first);
+            let (low, high) = (key(kind, name, 0), key(kind, name, first));
+            records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
+            for piece in queue.pieces.iter().skip(queue.index_of(queue.saved)) {
+                let Place::Shelf { file, at } = piece.place else { break };
+                put(records, kind, name, piece.first, &encode_piece(piece, file, at))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies the states that only frames have, one at a time. One that cannot be read is missing from
+/// then on, and the mark of its stream says so to the next start.
+fn put_states(records: &mut Records<'_>, book: &mut Book) -> Result<(), Trouble> {
+    for (stream, number) in &book.states_gone {
+        records.remove(key(Kind::State, stream, *number).as_slice())?;
+    }
+    for (stream, number) in states::in_frames(book) {
+        let at = key(Kind::State, &stream, number);
+        match states::sealed(book, &stream, number) {
+            Some(value) => drop(records.insert(at.as_slice(), value.as_slice())?),
+            None => drop(records.remove(at.as_slice())?),
+        }
+    }
+    Ok(())
 }
 
 fn put_state(records: &mut Records<'_>, state: &State) -> Result<(), Trouble> {
@@ -321,7 +344,7 @@ fn put_state(records: &mut Records<'_>, state: &State) -> Result<(), Trouble> {
         put(records, Kind::Table, name, 0, &table.encode())?;
     }
     for (name, progress) in &state.progress {
-        put(records, Kind::Progress, name, 0, &encode_progress(progress))?;
+        put(records, Kind::Progress, name, 0, &encode_progress(progress, state.mark(name)))?;
     }
     for (name, count) in &state.counts {
         put(records, Kind::Count, name, *count, &[])?;
@@ -361,7 +384,7 @@ fn encode_piece(piece: &Piece, file: u32, at: u64) -> Vec<u8> {
 
 /// Decodes a piece of the checkpoint.
 pub(super) fn decode_piece(first: u64, body: &[u8]) -> Option<Piece> {
-    let mut reader = super::format::Reader(body);
+    let mut reader = Reader(body);
     let (rows, length, created) = (reader.u32()?, reader.u32()?, reader.i64()?);
     let place = Place::Shelf { file: reader.u32()?, at: reader.u64()? };
     reader.0.is_empty().then_some(Piece { first, rows, length, created, place })

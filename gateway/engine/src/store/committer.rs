@@ -17,11 +17,13 @@ use super::damage::{Trouble, contained, drop_contained};
 use super::files::TREE;
 use super::format::decode_outbox;
 use super::inbox::Shared;
+use super::letters;
 use super::log;
 use super::outbox;
 use super::recovery::{Opened, keep_reserve};
 use super::ring;
 use super::state::State;
+use super::states;
 use super::transaction::Transaction;
 use super::work::{Answer, Ask, Work, answer};
 
@@ -417,6 +419,11 @@ impl Committer {
                 self.shared.show(self.figures());
                 answer(reply, Ok(rows));
             }
+            Ask::States { stream, reply } => {
+                let found = contained(|| states::read(&mut self.book, &stream));
+                self.shared.show(self.figures());
+                answer(reply, found.map_err(|trouble| self.unreadable(&trouble)));
+            }
             Ask::Log { table, from, max_rows, reply } => {
                 let none = log::Schemas::new();
                 let schemas = self.state.schemas.get(&table).unwrap_or(&none);
@@ -435,7 +442,7 @@ impl Committer {
                 positions.reverse();
                 let letters = contained(|| {
                     let records = self.book.files.records()?;
-                    outbox::letters(&records, &mut self.book, &sink, &positions)
+                    letters::read(&records, &mut self.book, &sink, &positions)
                 });
                 self.shared.show(self.figures());
                 answer(reply, letters.map_err(|trouble| self.unreadable(&trouble)));
@@ -487,7 +494,7 @@ impl Committer {
             let letters = self.book.letters.get(&sink);
             let positions: Vec<u64> = letters.into_iter().flat_map(|l| l.keys().copied()).collect();
             let records = self.book.files.records()?;
-            outbox::letters(&records, &mut self.book, &sink, &positions)?;
+            letters::read(&records, &mut self.book, &sink, &positions)?;
         }
         let damage = &self.book.damage;
         Ok(Verified { rows, corrupt_records: damage.records, corrupt_rows: damage.rows })

@@ -1,4 +1,4 @@
-//! The bytes of every record: keys, the seal that is checked on each read, and the small states.
+//! The bytes of every record: keys, the seal that is checked on each read, and rows of outboxes.
 //!
 //! A key is `kind, name length (u16), name, position (u64)`, all big-endian, so that the records of
 //! one sink or table lie together in order. A value is `CRC32, length (u32), body`; the CRC covers
@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::border::{Gap, GapReason, Lanes, OutboxRow, StreamProgress};
+use super::border::OutboxRow;
+use super::record::{put_gap, take_gap};
 
 /// The newest layout of records that this version writes and reads.
-pub(super) const FORMAT: u32 = 2;
+pub(super) const FORMAT: u32 = 3;
 /// The oldest one that is brought to the newest when it is opened: one redb file with all rows.
 pub(super) const FORMAT_REDB_ALONE: u32 = 1;
 
@@ -45,11 +46,15 @@ pub(super) enum Kind {
     Count = b'K',
     /// Dead letters that are no more: the body is their positions.
     Forgotten = b'L',
+    /// A state of a stream; the position is its key.
+    State = b'M',
+    /// States that are no more: the body is their keys.
+    StatesGone = b'N',
 }
 
 impl Kind {
     /// Every kind, in the order of the keys.
-    pub(super) const ALL: [Kind; 12] = [
+    pub(super) const ALL: [Kind; 14] = [
         Kind::Meta,
         Kind::Sink,
         Kind::Table,
@@ -62,6 +67,8 @@ impl Kind {
         Kind::OutboxPiece,
         Kind::Count,
         Kind::Forgotten,
+        Kind::State,
+        Kind::StatesGone,
     ];
 }
 
@@ -111,6 +118,12 @@ pub(super) fn unseal<'a>(key: &[u8], value: &'a [u8]) -> Option<&'a [u8]> {
     let intact =
         reader.0.len() == usize::try_from(length).ok()? && checksum(key, length, reader.0) == crc;
     intact.then_some(reader.0)
+}
+
+/// The CRC of a sealed value and the length of its body, as they stand there.
+pub(super) fn seal_of(value: &[u8]) -> Option<(u32, u32)> {
+    let mut reader = Reader(value);
+    Some((reader.u32()?, reader.u32()?))
 }
 
 fn checksum(key: &[u8], length: u32, body: &[u8]) -> u32 {
@@ -226,336 +239,6 @@ pub(super) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 /// Appends a count or length as u32.
 pub(super) fn put_size(out: &mut Vec<u8>, size: usize) {
     out.extend_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_le_bytes());
-}
-
-/// What the checkpoint knows of the whole.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Meta {
-    pub(super) format: u32,
-    pub(super) epoch: u64,
-    /// Sequence of the last frame that the checkpoint contains.
-    pub(super) commit: u64,
-    pub(super) gateway: String,
-    /// Which ring the frames belong to.
-    pub(super) ring: u64,
-    /// The ring's length.
-    pub(super) ring_length: u64,
-    /// Sequence of the first frame of which rows are still needed.
-    pub(super) tail: u64,
-    /// The number of the process that wrote the checkpoint.
-    pub(super) run: u32,
-    /// Days since 1970, and the bytes written on that day.
-    pub(super) day: i64,
-    pub(super) written_today: u64,
-    /// The store was closed with it.
-    pub(super) clean: bool,
-}
-
-impl Meta {
-    pub(super) fn new(epoch: u64, gateway: &str, ring: u64) -> Self {
-        Meta {
-            format: FORMAT,
-            epoch,
-            commit: 0,
-            gateway: gateway.to_owned(),
-            ring,
-            ring_length: 0,
-            tail: 1,
-            run: 0,
-            day: 0,
-            written_today: 0,
-            clean: false,
-        }
-    }
-
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64 + self.gateway.len());
-        out.extend_from_slice(&self.format.to_le_bytes());
-        out.extend_from_slice(&self.epoch.to_le_bytes());
-        out.extend_from_slice(&self.commit.to_le_bytes());
-        put_bytes(&mut out, self.gateway.as_bytes());
-        out.extend_from_slice(&self.ring.to_le_bytes());
-        out.extend_from_slice(&self.ring_length.to_le_bytes());
-        out.extend_from_slice(&self.tail.to_le_bytes());
-        out.extend_from_slice(&self.run.to_le_bytes());
-        out.extend_from_slice(&self.day.to_le_bytes());
-        out.extend_from_slice(&self.written_today.to_le_bytes());
-        out.push(u8::from(self.clean));
-        out
-    }
-
-    /// A later format may have other fields behind the first; only its number is read then.
-    pub(super) fn decode(body: &[u8]) -> Option<Meta> {
-        let mut reader = Reader(body);
-        let format = reader.u32()?;
-        if format > FORMAT {
-            return Some(Meta { format, ..Meta::new(0, "", 0) });
-        }
-        let (epoch, commit) = (reader.u64()?, reader.u64()?);
-        let gateway = reader.text()?.to_owned();
-        if format == FORMAT_REDB_ALONE {
-            return Some(Meta { format, commit, ..Meta::new(epoch, &gateway, 0) });
-        }
-        Some(Meta {
-            format,
-            epoch,
-            commit,
-            gateway,
-            ring: reader.u64()?,
-            ring_length: reader.u64()?,
-            tail: reader.u64()?,
-            run: reader.u32()?,
-            day: reader.i64()?,
-            written_today: reader.u64()?,
-            clean: reader.u8()? == 1,
-        })
-    }
-}
-
-/// Records of one stream that are missing at the front of an outbox: one row that says so.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Notice {
-    pub(super) stream: Arc<str>,
-    pub(super) epoch: u64,
-    pub(super) gap: Gap,
-    pub(super) created: i64,
-}
-
-/// One sink's outbox in numbers. Rows `cursor + 1 .. next` wait, but for those that the live lane
-/// has settled. The first ones are `front`, notices without a stored row.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SinkState {
-    pub(super) next: u64,
-    pub(super) cursor: u64,
-    pub(super) bytes: u64,
-    pub(super) delivered: u64,
-    pub(super) dropped: u64,
-    pub(super) expired: u64,
-    pub(super) rejected: u64,
-    pub(super) lost: u64,
-    /// Dead letters that were put back.
-    pub(super) redriven: u64,
-    /// Notices that wait, those of `front` among them.
-    pub(super) gaps: u64,
-    pub(super) letters: u64,
-    pub(super) letter_bytes: u64,
-    pub(super) head_created: Option<i64>,
-    pub(super) lanes: Option<Lanes>,
-    pub(super) paused: bool,
-    pub(super) front: Vec<Notice>,
-}
-
-impl Default for SinkState {
-    fn default() -> Self {
-        SinkState {
-            next: 1,
-            cursor: 0,
-            bytes: 0,
-            delivered: 0,
-            dropped: 0,
-            expired: 0,
-            rejected: 0,
-            lost: 0,
-            redriven: 0,
-            gaps: 0,
-            letters: 0,
-            letter_bytes: 0,
-            head_created: None,
-            lanes: None,
-            paused: false,
-            front: Vec::new(),
-        }
-    }
-}
-
-impl SinkState {
-    /// Positions that are not settled.
-    pub(super) fn open(&self) -> u64 {
-        self.next - 1 - self.cursor - self.lanes.map_or(0, |lanes| lanes.live - lanes.split)
-    }
-
-    /// Records that wait, notices not counted.
-    pub(super) fn records(&self) -> u64 {
-        self.open().saturating_sub(self.gaps)
-    }
-
-    /// Whether a position was settled ahead of the cursor, by the live lane.
-    pub(super) fn is_ahead(&self, position: u64) -> bool {
-        self.lanes.is_some_and(|lanes| position > lanes.split && position <= lanes.live)
-    }
-
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(128);
-        for number in [
-            self.next,
-            self.cursor,
-            self.bytes,
-            self.delivered,
-            self.dropped,
-            self.expired,
-            self.rejected,
-            self.lost,
-            self.redriven,
-            self.gaps,
-            self.letters,
-            self.letter_bytes,
-        ] {
-            out.extend_from_slice(&number.to_le_bytes());
-        }
-        let flags = u8::from(self.paused)
-            | u8::from(self.head_created.is_some()) << 1
-            | u8::from(self.lanes.is_some()) << 2;
-        out.push(flags);
-        if let Some(created) = self.head_created {
-            out.extend_from_slice(&created.to_le_bytes());
-        }
-        if let Some(lanes) = self.lanes {
-            out.extend_from_slice(&lanes.split.to_le_bytes());
-            out.extend_from_slice(&lanes.live.to_le_bytes());
-        }
-        put_size(&mut out, self.front.len());
-        for notice in &self.front {
-            put_bytes(&mut out, notice.stream.as_bytes());
-            out.extend_from_slice(&notice.epoch.to_le_bytes());
-            out.extend_from_slice(&notice.created.to_le_bytes());
-            put_gap(&mut out, notice.gap);
-        }
-        out
-    }
-
-    pub(super) fn decode(body: &[u8]) -> Option<SinkState> {
-        let mut reader = Reader(body);
-        let mut state = SinkState {
-            next: reader.u64()?,
-            cursor: reader.u64()?,
-            bytes: reader.u64()?,
-            delivered: reader.u64()?,
-            dropped: reader.u64()?,
-            expired: reader.u64()?,
-            rejected: reader.u64()?,
-            lost: reader.u64()?,
-            redriven: reader.u64()?,
-            gaps: reader.u64()?,
-            letters: reader.u64()?,
-            letter_bytes: reader.u64()?,
-            ..SinkState::default()
-        };
-        let flags = reader.u8()?;
-        state.paused = flags & 1 != 0;
-        if flags & 2 != 0 {
-            state.head_created = Some(reader.i64()?);
-        }
-        if flags & 4 != 0 {
-            state.lanes = Some(Lanes { split: reader.u64()?, live: reader.u64()? });
-        }
-        for _ in 0..reader.size()? {
-            let stream = Arc::from(reader.text()?);
-            let (epoch, created, gap) = (reader.u64()?, reader.i64()?, take_gap(&mut reader)?);
-            state.front.push(Notice { stream, epoch, gap, created });
-        }
-        let lanes_fit = state.lanes.is_none_or(|lanes| {
-            state.cursor <= lanes.split && lanes.split <= lanes.live && lanes.live < state.next
-        });
-        (state.next > state.cursor && lanes_fit && reader.0.is_empty()).then_some(state)
-    }
-
-    /// What format 1 wrote.
-    pub(super) fn decode_redb_alone(body: &[u8]) -> Option<SinkState> {
-        let mut reader = Reader(body);
-        let mut state = SinkState {
-            next: reader.u64()?,
-            cursor: reader.u64()?,
-            bytes: reader.u64()?,
-            delivered: reader.u64()?,
-            dropped: reader.u64()?,
-            rejected: reader.u64()?,
-            lost: reader.u64()?,
-            letters: reader.u64()?,
-            letter_bytes: reader.u64()?,
-            ..SinkState::default()
-        };
-        if !reader.0.is_empty() {
-            state.head_created = Some(reader.i64()?);
-        }
-        (state.next > state.cursor).then_some(state)
-    }
-}
-
-fn put_gap(out: &mut Vec<u8>, gap: Gap) {
-    out.extend_from_slice(&gap.from.to_le_bytes());
-    out.extend_from_slice(&gap.to.to_le_bytes());
-    out.push(match gap.reason {
-        GapReason::Dropped => 0,
-        GapReason::Expired => 1,
-    });
-}
-
-fn take_gap(reader: &mut Reader<'_>) -> Option<Gap> {
-    let (from, to) = (reader.u64()?, reader.u64()?);
-    let reason = match reader.u8()? {
-        0 => GapReason::Dropped,
-        1 => GapReason::Expired,
-        _ => return None,
-    };
-    Some(Gap { from, to, reason })
-}
-
-/// One table's log in numbers. Rows `start .. end` are kept.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct TableState {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) bytes: u64,
-    pub(super) dropped: u64,
-}
-
-impl TableState {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        [self.start, self.end, self.bytes, self.dropped]
-            .iter()
-            .flat_map(|number| number.to_le_bytes())
-            .collect()
-    }
-
-    pub(super) fn decode(body: &[u8]) -> Option<TableState> {
-        let mut reader = Reader(body);
-        let state = TableState {
-            start: reader.u64()?,
-            end: reader.u64()?,
-            bytes: reader.u64()?,
-            dropped: reader.u64()?,
-        };
-        (state.start <= state.end).then_some(state)
-    }
-}
-
-/// Encodes a stream's progress; its name is in the key.
-pub(super) fn encode_progress(progress: &StreamProgress) -> Vec<u8> {
-    let mut out = Vec::with_capacity(64 + progress.state.len());
-    put_bytes(&mut out, &progress.state);
-    for positions in [&progress.processed, &progress.replay_from] {
-        put_size(&mut out, positions.len());
-        for (table, position) in positions {
-            put_bytes(&mut out, table.as_bytes());
-            out.extend_from_slice(&position.to_le_bytes());
-        }
-    }
-    out
-}
-
-/// Decodes what [`encode_progress`] wrote.
-pub(super) fn decode_progress(stream: Arc<str>, body: &[u8]) -> Option<StreamProgress> {
-    let mut reader = Reader(body);
-    let length = reader.size()?;
-    let state = reader.take(length)?.to_vec();
-    let processed = positions(&mut reader)?;
-    let replay_from = positions(&mut reader)?;
-    Some(StreamProgress { stream, state, processed, replay_from })
-}
-
-fn positions(reader: &mut Reader<'_>) -> Option<Vec<(Arc<str>, u64)>> {
-    let count = reader.size()?;
-    (0..count).map(|_| Some((Arc::from(reader.text()?), reader.u64()?))).collect()
 }
 
 /// Bytes of bodies in one outbox record: small enough to be read again for each delivery.

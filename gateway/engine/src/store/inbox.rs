@@ -10,7 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use super::border::{
-    Backlog, Commit, Layout, StoreError, StoreOptions, StoreStats, Ticket, WhenFull,
+    Backlog, Commit, Layout, StateChange, StoreError, StoreOptions, StoreStats, StreamProgress,
+    Ticket, WhenFull,
 };
 use super::format::row_bytes;
 use super::outbox;
@@ -91,6 +92,12 @@ impl Claims {
         let durable = layout.sinks.iter().map(|sink| (sink.name.clone(), sender(&sink.name)));
         Claims { durable: durable.collect(), layout, max_bytes }
     }
+}
+
+/// Bytes that a progress brings.
+fn progress_bytes(progress: &StreamProgress) -> usize {
+    let states = progress.states.iter().filter_map(|change| change.bytes.as_ref());
+    states.fold(progress.state.len(), |sum, bytes| sum.saturating_add(bytes.len()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -192,7 +199,7 @@ impl Shared {
             coming.1 += bytes;
             inbox.bytes += usize::try_from(bytes).unwrap_or(usize::MAX);
         }
-        inbox.bytes += taken.progress.as_ref().map_or(0, |progress| progress.state.len());
+        inbox.bytes += taken.progress.as_ref().map_or(0, progress_bytes);
         inbox.waits += usize::from(taken.wait);
         let (ticket, done) = oneshot::channel();
         inbox.work.commits.push(Pending { commit: taken, ticket, _slot: slot });
@@ -219,6 +226,12 @@ impl Shared {
                 });
             }
             *expected += rows.batch.num_rows() as u64;
+        }
+        if let Some(progress) = &commit.progress {
+            let bytes = progress_bytes(progress);
+            if bytes > StateChange::BYTES_MAX {
+                return Err(StoreError::TooLarge { stream: progress.stream.clone(), bytes });
+            }
         }
         for rows in &commit.outbox {
             if !claims.durable.contains_key(&rows.sink) {
@@ -481,6 +494,7 @@ impl Shared {
             queue_len,
             queue_capacity: self.queue,
             held_bytes: view.state.held_bytes(),
+            state_bytes: view.state.marks.values().map(|mark| mark.bytes).sum(),
             log_rows_dropped: dropped,
             ..view.stats.clone()
         }

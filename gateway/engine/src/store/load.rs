@@ -7,13 +7,12 @@ use redb::Database;
 use super::book::{Book, Letter, Piece, Side};
 use super::checkpoint::{decode_piece, for_each};
 use super::damage::{Trouble, contained};
-use super::files::records;
-use super::format::{
-    FORMAT, FORMAT_REDB_ALONE, Kind, Meta, SEAL_BYTES, SinkState, TableState, decode_progress, key,
-    split_key, unseal,
-};
+use super::files::{records, write};
+use super::format::{FORMAT, FORMAT_REDB_ALONE, Kind, SEAL_BYTES, key, seal_of, split_key, unseal};
+use super::record::{Meta, SinkState, TableState, decode_progress};
 use super::rows::decode_schema;
 use super::state::State;
+use super::states::{self, Kept};
 
 /// What the tree says.
 #[derive(Default)]
@@ -21,6 +20,9 @@ pub(super) struct Loaded {
     pub(super) state: Option<State>,
     pub(super) pieces: Vec<(Side, Arc<str>, Piece)>,
     pub(super) letters: Vec<(Arc<str>, u64, Letter)>,
+    pub(super) states: Vec<(Arc<str>, u64, Kept)>,
+    /// States that fail their check, which says nothing of the rest. Their values are not held.
+    pub(super) bad_states: Vec<(Arc<str>, u64)>,
     pub(super) bad: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -32,8 +34,19 @@ impl Loaded {
     /// Takes one record; `None` when it fails its check.
     fn take(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         let (kind, name, position) = split_key(key)?;
-        let body = unseal(key, value)?;
+        let body = unseal(key, value);
         let name: Arc<str> = Arc::from(name);
+        if kind == Kind::State {
+            match body.and_then(|_| seal_of(value)) {
+                Some((crc, length)) => {
+                    let kept = Kept { frame: None, in_tree: true, crc, length };
+                    self.states.push((name, position, kept));
+                }
+                None => self.bad_states.push((name, position)),
+            }
+            return Some(());
+        }
+        let body = body?;
         let state = self.state.as_mut()?;
         match kind {
             Kind::Sink if state.meta.format == FORMAT_REDB_ALONE => {
@@ -46,7 +59,9 @@ impl Loaded {
                 state.tables.insert(name, TableState::decode(body)?);
             }
             Kind::Progress => {
-                state.progress.insert(name.clone(), Arc::new(decode_progress(name, body)?));
+                let (progress, mark) = decode_progress(name.clone(), body)?;
+                state.progress.insert(name.clone(), Arc::new(progress));
+                state.marks.insert(name, mark);
             }
             Kind::Schema => {
                 state.schemas.entry(name).or_default().push((position, decode_schema(body)?));
@@ -64,7 +79,7 @@ impl Loaded {
             }
             // Meta is known already, and rows of format 1 are taken over one by one.
             Kind::Meta | Kind::Log | Kind::Outbox => {}
-            Kind::Forgotten => return None,
+            Kind::Forgotten | Kind::State | Kind::StatesGone => return None,
         }
         Some(())
     }
@@ -86,7 +101,7 @@ pub(super) fn load(tree: &Database) -> Result<Loaded, Trouble> {
     }
     // From meta up to the rows of format 1, and from the dead letters on.
     let kinds: &[_] =
-        if is_old { &[(b'A', b'F'), (b'H', b'I')] } else { &[(b'A', Kind::Forgotten as u8 + 1)] };
+        if is_old { &[(b'A', b'F'), (b'H', b'I')] } else { &[(b'A', Kind::StatesGone as u8 + 1)] };
     for (low, high) in kinds {
         let range = *low..*high;
         for_each(&records, range, |key, value| {
@@ -126,4 +141,39 @@ pub(super) fn rescue_letters(book: &mut Book, tree: Option<&Database>) -> u64 {
         letters.insert(position, Letter { bytes, body: Some(body) });
     }
     bad
+}
+
+/// Copies the states of a broken tree that can be read into another tree, one at a time. What is
+/// missing then is missing in the mark of its stream.
+pub(super) fn rescue_states(
+    book: &mut Book,
+    from: &Database,
+    into: &Database,
+) -> Result<(), Trouble> {
+    let mut found: Vec<(Arc<str>, u64, Kept)> = Vec::new();
+    write(into, |target| {
+        let mut outcome = Ok(());
+        let read = contained(|| {
+            let kinds = Kind::State as u8..Kind::State as u8 + 1;
+            for_each(&records(from)?, kinds, |key, value| {
+                let seal = unseal(key, value).and_then(|_| seal_of(value));
+                let Some(((_, stream, number), (crc, length))) = split_key(key).zip(seal) else {
+                    return;
+                };
+                let kept = Kept { frame: None, in_tree: true, crc, length };
+                found.push((Arc::from(stream), number, kept));
+                if let Err(error) = target.insert(key, value) {
+                    outcome = Err(Trouble::from(error));
+                }
+            })
+        });
+        if let Err(trouble) = read {
+            tracing::error!(reason = trouble.text(), "not all states of streams could be read");
+        }
+        outcome
+    })?;
+    for (stream, number, kept) in found {
+        states::keep(book, &stream, number, kept);
+    }
+    Ok(())
 }

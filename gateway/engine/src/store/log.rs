@@ -14,7 +14,8 @@ use arrow::record_batch::RecordBatch;
 use super::book::{Book, Side};
 use super::border::LogRows;
 use super::damage::Trouble;
-use super::format::{Kind, TableState};
+use super::format::Kind;
+use super::record::TableState;
 use super::rows::{decode_rows, encode_rows, encode_schema, row_count};
 
 /// The schemas of one table that its stored rows may have, by number: the position of the first row

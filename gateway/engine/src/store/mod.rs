@@ -3,8 +3,8 @@
 //! A thread of its own owns the files; everybody else holds a [`Store`]. It knows rows, positions
 //! and bytes: no protocol, no SQL, no clock ("now" and the commit timer come from outside).
 //!
-//! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox` and `log`
-//! how, `book` where it lies, `format` and `rows` in which bytes. A commit is one frame in the `ring`;
+//! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox`, `letters`,
+//! `log` and `states` how, `book` where it lies, `format`, `record` and `rows` in which bytes. A commit is one frame in the `ring`;
 //! `checkpoint` moves what stays to a `shelf` and notes it in a redb tree. `recovery` starts from
 //! whatever is there, `replay` takes up the frames, `upgrade` an older format.
 
@@ -17,15 +17,18 @@ mod disk;
 mod files;
 mod format;
 mod inbox;
+mod letters;
 mod load;
 mod log;
 mod outbox;
+mod record;
 mod recovery;
 mod replay;
 mod ring;
 mod rows;
 mod shelf;
 mod state;
+mod states;
 mod transaction;
 mod upgrade;
 mod work;
@@ -35,8 +38,8 @@ mod tests;
 
 pub use border::{
     Backlog, Commit, Gap, GapReason, Lanes, Layout, LogRows, OutboxRow, OutboxRows, Recovery,
-    Rejected, SinkLayout, StoreError, StoreOptions, StoreStats, StreamProgress, TableContents,
-    TableLayout, Ticket, Verified, WhenFull,
+    Rejected, SinkLayout, StateChange, StoreError, StoreOptions, StoreStats, StreamProgress,
+    TableContents, TableLayout, Ticket, Verified, WhenFull,
 };
 
 use std::sync::Arc;
@@ -44,6 +47,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use arrow::record_batch::RecordBatch;
+use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use committer::Committer;
@@ -147,9 +151,19 @@ impl Store {
         self.shared.flush();
     }
 
-    /// The progress that a stream committed last, or `None` for a new stream.
+    /// The progress that a stream committed last, or `None` for a new stream. Its states are read with
+    /// [`Store::states`].
     pub fn progress(&self, stream: &str) -> Option<StreamProgress> {
         self.shared.state().progress.get(stream).map(|progress| (**progress).clone())
+    }
+
+    /// The states of a stream, as of its newest progress, in the order of their keys. Cancel safe.
+    ///
+    /// An error means that one of them cannot be read. Opening the store again then finds the
+    /// stream's progress lost, under a new epoch.
+    pub async fn states(&self, stream: &str) -> Result<Vec<(u64, Bytes)>, StoreError> {
+        let stream = Arc::from(stream);
+        self.ask(|reply| Ask::States { stream, reply }).await
     }
 
     /// The position that the next row of `table` must have; rows in the queue included.

@@ -10,17 +10,12 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::book::{Book, Letter, Queue, Side};
-use super::border::{Gap, GapReason, Lanes, OutboxRow, OutboxRows, Rejected, SinkLayout, WhenFull};
-use super::damage::{Damage, Trouble};
-use super::files::ReadRecords;
-use super::format::{
-    CHUNK_BYTES, Kind, Notice, SEAL_BYTES, SinkState, decode_letter, decode_outbox, encode_letter,
-    encode_outbox, key, unseal, weight,
-};
+use super::book::{Book, Queue, Side};
+use super::border::{Gap, GapReason, Lanes, OutboxRow, OutboxRows, SinkLayout, WhenFull};
+use super::format::{CHUNK_BYTES, Kind, decode_outbox, encode_outbox, weight};
+use super::letters;
+use super::record::{Notice, SinkState};
 
-/// Dead letters that are kept per sink; the oldest gives way.
-pub(super) const LETTERS_MAX: u64 = 1_000;
 /// Bytes of rows that one commit lets go for age or for a bound of the sink, about: they are read
 /// for it, and nothing else is done meanwhile. What is left goes with the next commit or look.
 pub(super) const GONE_BYTES_MAX: u64 = 16 << 20;
@@ -250,105 +245,9 @@ pub(super) fn reject(
     mark(book, sink, state, position - 1, Fate::Delivered);
     let (rows, _) = read(book, sink, state, position - 1, 1, 0);
     if let Some(row) = rows.first().filter(|row| row.position == position && row.gap.is_none()) {
-        add_letter(book, sink, state, row, reason);
+        letters::add(book, sink, state, row, reason);
     }
     mark(book, sink, state, position, Fate::Rejected);
-}
-
-fn add_letter(book: &mut Book, sink: &Arc<str>, state: &mut SinkState, row: &OutboxRow, why: &str) {
-    let body = encode_letter(row, why);
-    book.note(Kind::Rejected, sink, row.position, &body);
-    let bytes = (SEAL_BYTES + body.len()) as u64;
-    let letters = book.letters.entry(sink.clone()).or_default();
-    letters.insert(row.position, Letter { bytes, body: Some(body) });
-    state.letters += 1;
-    state.letter_bytes += bytes;
-    let excess = (letters.len() as u64).saturating_sub(LETTERS_MAX);
-    let oldest: Vec<u64> =
-        letters.keys().take(usize::try_from(excess).unwrap_or(0)).copied().collect();
-    forget_letters(book, sink, state, &oldest);
-}
-
-/// Forgets dead letters; returns how many there were.
-pub(super) fn forget_letters(
-    book: &mut Book,
-    sink: &Arc<str>,
-    state: &mut SinkState,
-    positions: &[u64],
-) -> u64 {
-    let mut gone = Vec::new();
-    for position in positions {
-        let letters = book.letters.get_mut(sink);
-        if let Some(letter) = letters.and_then(|letters| letters.remove(position)) {
-            state.letters = state.letters.saturating_sub(1);
-            state.letter_bytes = state.letter_bytes.saturating_sub(letter.bytes);
-            if letter.body.is_none() {
-                book.letters_gone.push((sink.clone(), *position));
-            }
-            gone.extend_from_slice(&position.to_le_bytes());
-        }
-    }
-    if !gone.is_empty() {
-        book.note(Kind::Forgotten, sink, 0, &gone);
-    }
-    (gone.len() / 8) as u64
-}
-
-/// Dead letters of a sink at these positions, in order; those that fail their check are counted.
-pub(super) fn letters(
-    records: &ReadRecords,
-    book: &mut Book,
-    sink: &str,
-    positions: &[u64],
-) -> Result<Vec<Rejected>, Trouble> {
-    let mut found = Vec::new();
-    for position in positions {
-        let Some(letter) = book.letters.get(sink).and_then(|letters| letters.get(position)) else {
-            continue;
-        };
-        let decoded = match &letter.body {
-            Some(body) => decode_letter(*position, body),
-            None => stored_letter(records, &mut book.damage, sink, *position)?,
-        };
-        found.extend(decoded.map(|(row, reason)| Rejected { row, reason }));
-    }
-    Ok(found)
-}
-
-fn stored_letter(
-    records: &ReadRecords,
-    damage: &mut Damage,
-    sink: &str,
-    position: u64,
-) -> Result<Option<(OutboxRow, String)>, Trouble> {
-    let at = key(Kind::Rejected, sink, position);
-    let Some(value) = records.get_owned(at.as_slice())? else {
-        damage.bad(&at, &[]);
-        return Ok(None);
-    };
-    let letter = unseal(&at, value.value()).and_then(|body| decode_letter(position, body));
-    if letter.is_none() {
-        damage.bad(&at, value.value());
-    }
-    Ok(letter)
-}
-
-/// Puts dead letters back at the end of the outbox, under the ids that they had.
-pub(super) fn redrive(
-    book: &mut Book,
-    sink: &Arc<str>,
-    state: &mut SinkState,
-    letters: Vec<Rejected>,
-) -> u64 {
-    let positions: Vec<u64> = letters.iter().map(|letter| letter.row.position).collect();
-    let rows = letters.into_iter().map(|letter| letter.row);
-    let mut chunk = Chunk::default();
-    for row in rows {
-        chunk.add(book, sink, state, row);
-    }
-    chunk.put(book, sink);
-    state.redriven += positions.len() as u64;
-    forget_letters(book, sink, state, &positions)
 }
 
 /// Room that `DropNewest` rows are checked against while they are added.
@@ -362,14 +261,20 @@ pub(super) struct Room {
 
 /// Rows that will lie in one piece.
 #[derive(Default)]
-struct Chunk {
+pub(super) struct Chunk {
     rows: Vec<OutboxRow>,
     bytes: usize,
 }
 
 impl Chunk {
     /// Gives a row the next position.
-    fn add(&mut self, book: &mut Book, sink: &Arc<str>, state: &mut SinkState, row: OutboxRow) {
+    pub(super) fn add(
+        &mut self,
+        book: &mut Book,
+        sink: &Arc<str>,
+        state: &mut SinkState,
+        row: OutboxRow,
+    ) {
         if state.open() == 0 {
             state.head_created = Some(row.created);
         }
@@ -383,7 +288,7 @@ impl Chunk {
         }
     }
 
-    fn put(&mut self, book: &mut Book, sink: &Arc<str>) {
+    pub(super) fn put(&mut self, book: &mut Book, sink: &Arc<str>) {
         let Some(first) = self.rows.first() else {
             return;
         };

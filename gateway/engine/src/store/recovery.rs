@@ -20,15 +20,14 @@ use super::checkpoint::checkpoint;
 use super::damage::{Damage, Trouble, contained, drop_contained};
 use super::disk::{Counted, Disk, Traffic};
 use super::files::{Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree};
-use super::format::{
-    FORMAT, FORMAT_REDB_ALONE, Kind, Meta, NAME_BYTES_MAX, SinkState, TableState, split_key,
-};
-use super::load::{Loaded, load, rescue_letters};
+use super::format::{FORMAT, FORMAT_REDB_ALONE, Kind, NAME_BYTES_MAX, key, split_key};
+use super::load::{Loaded, load, rescue_letters, rescue_states};
+use super::record::{Meta, SinkState, TableState};
 use super::replay::{self, Replayed, replay};
 use super::ring::{self, BLOCK};
 use super::shelf::Shelves;
 use super::state::State;
-use super::{log, outbox, upgrade};
+use super::{log, outbox, states, upgrade};
 
 const LOCK: &str = "store.lock";
 const EPOCH: &str = "store.epoch";
@@ -58,6 +57,10 @@ struct Opening<'a> {
     recovery: Recovery,
     /// The name that a broken tree gets when a new one takes its place.
     aside: Option<String>,
+    /// The new tree, where states of the broken one were carried over.
+    rescued: Option<Database>,
+    /// States of the tree that failed their check.
+    bad_states: Vec<(Arc<str>, u64)>,
 }
 
 /// Opens, repairs or makes the store.
@@ -71,9 +74,16 @@ pub(super) fn open(
     let Some(lock) = lock else {
         return Err(StoreError::Locked { path: disk.path(LOCK) });
     };
-    let recovery = Recovery::default();
-    let mut opening =
-        Opening { disk, traffic: Arc::default(), options, layout, recovery, aside: None };
+    let mut opening = Opening {
+        disk,
+        traffic: Arc::default(),
+        options,
+        layout,
+        recovery: Recovery::default(),
+        aside: None,
+        rescued: None,
+        bad_states: Vec::new(),
+    };
     for name in [TREE_NEW, RING_NEW] {
         disk.remove(name).map_err(|error| io_error(&**disk, name, error))?;
     }
@@ -280,6 +290,15 @@ impl Opening<'_> {
         for queue in book.outboxes.values_mut().chain(book.logs.values_mut()) {
             queue.saved = queue.end();
         }
+        for (stream, number, kept) in loaded.states {
+            states::keep(&mut book, &stream, number, kept);
+        }
+        book.states_gone.extend(loaded.bad_states.iter().cloned());
+        self.bad_states = loaded.bad_states;
+        if state.meta.format < FORMAT {
+            self.recovery.upgraded_from = Some(state.meta.format);
+            state.meta.format = FORMAT;
+        }
         let mut replayed = replay(&mut book, &mut state, found, commit, false);
         // Frames that were there last are not found: others may have been there behind them.
         let is_short = book.files.ring_length != state.meta.ring_length;
@@ -322,6 +341,7 @@ impl Opening<'_> {
         let mut aside = None;
         if broken {
             letters_lost = rescue_letters(&mut book, tree.as_ref());
+            self.rescued = tree.as_ref().map(|tree| self.rescue(&mut book, tree)).transpose()?;
             if !drop_contained(tree) {
                 tracing::debug!("the broken file did not close cleanly");
             }
@@ -352,6 +372,14 @@ impl Opening<'_> {
             state.meta.epoch = self.next_epoch(state.meta.epoch)?;
         }
         Ok((book, state, replayed))
+    }
+
+    /// Begins the new tree with the states of the broken one.
+    fn rescue(&self, book: &mut Book, broken: &Database) -> Result<Database, StoreError> {
+        let cache = self.options.cache_bytes;
+        let rescued = open_tree(&**self.disk, &self.traffic, cache, TREE_NEW, true)
+            .and_then(|tree| rescue_states(book, broken, &tree).map(|()| tree));
+        rescued.map_err(|trouble| self.failed(&trouble))
     }
 
     fn list_shelves(&self, book: &mut Book) -> Result<(), StoreError> {
@@ -386,10 +414,14 @@ impl Opening<'_> {
     }
 
     /// Makes a tree under another name, with the first checkpoint in it, and puts it in place.
-    fn make_tree(&self, book: &mut Book, state: &mut State) -> Result<(), StoreError> {
+    fn make_tree(&mut self, book: &mut Book, state: &mut State) -> Result<(), StoreError> {
         let disk = &**self.disk;
         let cache = self.options.cache_bytes;
-        let made = open_tree(disk, &self.traffic, cache, TREE_NEW, true).and_then(|tree| {
+        let begun = self.rescued.take().map_or_else(
+            || open_tree(disk, &self.traffic, cache, TREE_NEW, true),
+            |rescued| Ok(rescued),
+        );
+        let made = begun.and_then(|tree| {
             book.files.tree = Some(tree);
             checkpoint(book, state, false)?;
             match book.files.tree.take() {
@@ -418,10 +450,15 @@ impl Opening<'_> {
             }
         }
         let renamed = state.meta.gateway != self.options.gateway;
+        let mut lost = self.lose_unfit(book, state);
+        // Where frames are missing, any stream may have been in them.
         if replayed.broken > 0 {
+            lost.extend(state.progress.keys().cloned());
+        }
+        let is_broken = replayed.broken > 0 || !lost.is_empty();
+        if is_broken {
             state.meta.epoch = self.next_epoch(state.meta.epoch)?;
-            let streams = state.progress.keys().map(ToString::to_string);
-            self.recovery.progress_lost = streams.collect();
+            self.recovery.progress_lost = lost.iter().map(ToString::to_string).collect();
             let epoch = state.meta.epoch;
             tracing::error!(epoch, "progress may be lost: new epoch");
         }
@@ -429,13 +466,32 @@ impl Opening<'_> {
         let upgraded = self.recovery.upgraded_from.is_some();
         if book.files.tree.is_none() {
             self.make_tree(book, state)?;
-        } else if upgraded || rebuilt || renamed || replayed.broken > 0 {
+        } else if upgraded || rebuilt || renamed || is_broken {
             checkpoint(book, state, false).map_err(|trouble| self.failed(&trouble))?;
         }
         book.files.shelves.sweep_folder().map_err(|error| self.error(TREE, error))?;
         book.files.shelves.sweep();
         keep_reserve(&**self.disk, book.files.ring_length);
         Ok(())
+    }
+
+    /// Lets go of the progress and the states of each stream whose states are not those that its
+    /// progress was written with; returns their names.
+    fn lose_unfit(&self, book: &mut Book, state: &mut State) -> BTreeSet<Arc<str>> {
+        let lost: BTreeSet<Arc<str>> = states::unfit(book, state).into_iter().collect();
+        for (stream, number) in &self.bad_states {
+            if lost.contains(stream) {
+                book.damage.bad(&key(Kind::State, stream, *number), &[]);
+            }
+        }
+        for stream in &lost {
+            tracing::error!(%stream, "states are missing or damaged: its progress is lost");
+            states::take_all(book, stream);
+            state.marks.remove(stream);
+            // Where there is no progress, its record or its frame is counted already.
+            book.damage.records += u64::from(state.progress.remove(stream).is_some());
+        }
+        lost
     }
 
     /// Takes an epoch above every one that this folder has seen, and notes it durably first.

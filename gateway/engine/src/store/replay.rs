@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use super::book::Letter;
 use super::book::{Book, Frame, Piece, Place, Side};
-use super::format::{
-    Entry, Kind, Meta, SinkState, TableState, decode_outbox, decode_progress, split_key,
-};
+use super::format::{Entry, Kind, decode_outbox, seal_of, split_key};
 use super::log::split_body;
+use super::record::{Meta, SinkState, TableState, decode_progress};
 use super::ring::{HEADER, Header};
 use super::rows::{decode_schema, row_count};
 use super::state::State;
+use super::states::{self, Kept};
 
 /// What the frames told.
 #[derive(Debug, Default)]
@@ -198,7 +198,19 @@ fn take_entry(
             state.counts.insert(name, position);
         }
         Kind::Progress => {
-            state.progress.insert(name.clone(), Arc::new(decode_progress(name, body)?));
+            let (progress, mark) = decode_progress(name.clone(), body)?;
+            state.progress.insert(name.clone(), Arc::new(progress));
+            state.marks.insert(name, mark);
+        }
+        Kind::State => {
+            let frame = Some(Place::Frame { sequence: book.sequence, at: u32::try_from(at).ok()? });
+            let (crc, length) = seal_of(entry.value)?;
+            states::keep(book, &name, position, Kept { frame, in_tree: false, crc, length });
+        }
+        Kind::StatesGone => {
+            for key in body.chunks_exact(8) {
+                states::take(book, &name, u64::from_le_bytes(key.try_into().ok()?));
+            }
         }
         Kind::Schema => {
             let (schema, known) = (decode_schema(body)?, state.schemas.entry(name).or_default());

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use super::book::Book;
 use super::border::StreamProgress;
-use super::format::{Kind, Meta, SinkState, TableState, encode_progress};
+use super::format::Kind;
 use super::log::Schemas;
+use super::record::{Meta, SinkState, TableState, encode_progress};
 use super::rows::encode_schema;
+use super::states::Mark;
 
 /// Counters, cursors, ends and progress.
 #[derive(Debug, Clone)]
@@ -15,7 +17,10 @@ pub(super) struct State {
     pub(super) meta: Meta,
     pub(super) sinks: BTreeMap<Arc<str>, SinkState>,
     pub(super) tables: BTreeMap<Arc<str>, TableState>,
+    /// Without the changes that brought it there.
     pub(super) progress: BTreeMap<Arc<str>, Arc<StreamProgress>>,
+    /// What the states of each stream give together; written with its progress.
+    pub(super) marks: BTreeMap<Arc<str>, Mark>,
     pub(super) schemas: BTreeMap<Arc<str>, Schemas>,
     pub(super) counts: BTreeMap<Arc<str>, u64>,
 }
@@ -27,9 +32,15 @@ impl State {
             sinks: BTreeMap::new(),
             tables: BTreeMap::new(),
             progress: BTreeMap::new(),
+            marks: BTreeMap::new(),
             schemas: BTreeMap::new(),
             counts: BTreeMap::new(),
         }
+    }
+
+    /// The mark of a stream's states.
+    pub(super) fn mark(&self, stream: &str) -> Mark {
+        self.marks.get(stream).copied().unwrap_or_default()
     }
 
     /// Bytes of log values, waiting rows and dead letters.
@@ -59,7 +70,7 @@ impl State {
         for (name, progress) in &self.progress {
             let known = before.and_then(|before| before.progress.get(name));
             if known.is_none_or(|known| !Arc::ptr_eq(known, progress)) {
-                book.note(Kind::Progress, name, 0, &encode_progress(progress));
+                book.note(Kind::Progress, name, 0, &encode_progress(progress, self.mark(name)));
             }
         }
         if before.is_none() {

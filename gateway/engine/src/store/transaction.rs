@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::book::Book;
-use super::border::{Layout, LogRows, OutboxRows, StoreError, WhenFull};
+use super::border::{Layout, LogRows, OutboxRows, StoreError, StreamProgress, WhenFull};
 use super::files::TREE;
+use super::letters;
 use super::log;
 use super::outbox::{self, Fate, Room};
 use super::state::State;
+use super::states;
 use super::work::{Answer, Order, What, Work, answer, droppable};
 
 /// One commit being made.
@@ -33,17 +35,33 @@ impl Transaction<'_> {
                 *count = count.saturating_add(*more);
             }
         }
-        let progresses = work.commits.iter().filter_map(|p| p.commit.progress.as_ref());
-        // Of several by one stream the last one counts.
-        let latest: BTreeMap<_, _> =
-            progresses.map(|progress| (&progress.stream, progress)).collect();
-        for (stream, progress) in latest {
-            self.state.progress.insert(stream.clone(), Arc::new(progress.clone()));
-        }
+        self.advance(work);
         self.append_outboxes(work);
         self.append_logs(work);
         self.trim_logs();
         self.bound_store();
+    }
+
+    /// Takes up how far the streams have come: of several progresses of one the last counts, and of its
+    /// states all that changed.
+    fn advance(&mut self, work: &Work) {
+        let mut streams: BTreeMap<&Arc<str>, Vec<&StreamProgress>> = BTreeMap::new();
+        for progress in work.commits.iter().filter_map(|p| p.commit.progress.as_ref()) {
+            streams.entry(&progress.stream).or_default().push(progress);
+        }
+        for (stream, steps) in streams {
+            let changes = steps.iter().flat_map(|progress| &progress.states);
+            states::apply(self.book, self.state, stream, changes);
+            let Some(last) = steps.last() else { continue };
+            let progress = StreamProgress {
+                stream: stream.clone(),
+                state: last.state.clone(),
+                processed: last.processed.clone(),
+                replay_from: last.replay_from.clone(),
+                states: Vec::new(),
+            };
+            self.state.progress.insert(stream.clone(), Arc::new(progress));
+        }
     }
 
     /// Does what somebody ordered; the answer is given when it is durable.
@@ -67,15 +85,15 @@ impl Transaction<'_> {
                     _ => positions,
                 };
                 if !again {
-                    let count = outbox::forget_letters(self.book, &sink, state, &positions);
+                    let count = letters::forget(self.book, &sink, state, &positions);
                     return Box::new(move |end| answer(reply, end.map(|()| count)));
                 }
                 let records = self.book.files.records();
                 let letters = records
-                    .and_then(|records| outbox::letters(&records, self.book, &sink, &positions));
+                    .and_then(|records| letters::read(&records, self.book, &sink, &positions));
                 match letters {
                     Ok(letters) => {
-                        let count = outbox::redrive(self.book, &sink, state, letters);
+                        let count = letters::redrive(self.book, &sink, state, letters);
                         Box::new(move |end| answer(reply, end.map(|()| count)))
                     }
                     Err(trouble) => {

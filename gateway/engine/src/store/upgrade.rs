@@ -1,7 +1,7 @@
 //! From format 1, one redb file with all rows in it, to the present one.
 //!
 //! The rows go to shelves, then one transaction of the tree names them, drops the old rows and says
-//! "format 2": a crash before it leaves a store of format 1, and shelves that nobody names.
+//! "format 3": a crash before it leaves a store of format 1, and shelves that nobody names.
 
 use std::sync::Arc;
 

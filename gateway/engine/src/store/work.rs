@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::record_batch::RecordBatch;
+use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::border::{Commit, Lanes, Layout, OutboxRow, Rejected, StoreError, Verified, WhenFull};
@@ -27,6 +28,10 @@ pub(super) enum Ask {
         from: u64,
         max_rows: usize,
         reply: Reply<Vec<(u64, RecordBatch)>>,
+    },
+    States {
+        stream: Arc<str>,
+        reply: Reply<Vec<(u64, Bytes)>>,
     },
     Rejected {
         sink: Arc<str>,
@@ -53,6 +58,7 @@ impl Ask {
         match self {
             Ask::Next { reply, .. } => answer(reply, Err(reason.clone())),
             Ask::Log { reply, .. } => answer(reply, Err(reason.clone())),
+            Ask::States { reply, .. } => answer(reply, Err(reason.clone())),
             Ask::Rejected { reply, .. } => answer(reply, Err(reason.clone())),
             Ask::Alive { reply } => answer(reply, Err(reason.clone())),
             Ask::Verify { reply } => answer(reply, Err(reason.clone())),
@@ -65,6 +71,7 @@ impl Ask {
         match self {
             Ask::Next { reply, .. } => reply.is_closed(),
             Ask::Log { reply, .. } => reply.is_closed(),
+            Ask::States { reply, .. } => reply.is_closed(),
             Ask::Rejected { reply, .. } => reply.is_closed(),
             Ask::Alive { reply } => reply.is_closed(),
             Ask::Verify { reply } => reply.is_closed(),

@@ -3,37 +3,83 @@
 //! Promise: a row is held once, in its pane; a window is a run of panes. A row belongs to those of
 //! its windows that are not over when it comes, and is late when none is left. Rows of one pane
 //! that came while other windows were open lie apart, so that a row that is too late for a window
-//! is not in it although a batch brought it before that window was computed.
+//! is not in it although a batch brought it before that window was computed; and so what a window
+//! was computed from does not change any more when the next one is.
+//!
+//! Where the query can be computed in pieces, panes are folded into states (`piece`), and states
+//! of many panes are merged once (`blocks`). Rows of a SELECT that asks for no order then come in
+//! the order in which their groups first came, pane after pane.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use arrow::datatypes::SchemaRef;
+use arrow::record_batch::RecordBatch;
+use bytes::Bytes;
+
 use super::StreamError;
-use super::frames::{Closed, Sources};
+use super::blocks::{BLOCKS_MIN, Blocks, FAN, Place, cover, panes_of};
+use super::frames::{Closed, Input, Sources};
+use super::piece::{Limits, Piece, Weight};
 use super::refill::Arrival;
-use super::rows::{Held, Mix};
+use super::rows::{Mix, in_large_batches};
+use super::snapshot::Snapshots;
+use crate::sql::{Query, SqlError};
+use crate::store::StateChange;
 use crate::watermark::Watermark;
-use crate::window::{Bounds, Window};
+use crate::window::{Bounds, PANES_MAX, Window};
 
 /// Start of a pane, and the end of the first window that its rows belong to. Rows that came later
 /// have a later end, so that panes in order hold rows of equal time in arrival order.
-type Key = (i64, i64);
+pub(super) type Key = (i64, i64);
 
 /// The panes of a stream.
 #[derive(Debug)]
 pub(super) struct Aligned {
     window: Window,
     tables: usize,
-    panes: BTreeMap<Key, Held>,
+    pieces: BTreeMap<Key, Piece>,
     /// For each pane the end of its next window; windows without rows are not in here.
     ends: BTreeSet<i64>,
-    bytes: usize,
+    weight: Weight,
     rows: u64,
+    folding: Option<Folding>,
+}
+
+/// What is needed where rows are folded.
+#[derive(Debug)]
+struct Folding {
+    /// The columns of states.
+    schema: SchemaRef,
+    blocks: Blocks,
+    snapshots: Snapshots,
+    /// Pieces to which rows were added since the last fold.
+    touched: BTreeSet<Key>,
+    limits: Limits,
+    /// Bytes that the stream may hold.
+    memory_max: usize,
 }
 
 impl Aligned {
-    pub(super) fn new(window: Window, tables: usize) -> Self {
-        let (panes, ends) = (BTreeMap::new(), BTreeSet::new());
-        Self { window, tables, panes, ends, bytes: 0, rows: 0 }
+    /// `memory_max` is how many bytes the stream may hold.
+    pub(super) fn new(window: Window, tables: usize, query: &Query, memory_max: usize) -> Self {
+        let schema = query.state_schema().filter(|_| window.panes() <= PANES_MAX);
+        let folding = schema.map(|schema| Folding {
+            schema,
+            blocks: Blocks::default(),
+            snapshots: Snapshots::default(),
+            touched: BTreeSet::new(),
+            limits: Limits::new(memory_max),
+            memory_max,
+        });
+        Self {
+            window,
+            tables,
+            pieces: BTreeMap::new(),
+            ends: BTreeSet::new(),
+            weight: Weight::default(),
+            rows: 0,
+            folding,
+        }
     }
 
     pub(super) fn assign(
@@ -111,51 +157,243 @@ impl Aligned {
     }
 
     fn add(&mut self, key: Key, arrival: &Arrival, rows: Vec<u32>) -> Result<(), StreamError> {
-        let (bytes, count) = (&mut self.bytes, rows.len() as u64);
-        let held = self.panes.entry(key).or_insert_with(|| {
-            let held = Held::new(self.tables);
-            *bytes += held.bytes();
+        self.rows += rows.len() as u64;
+        if let Some(folding) = &mut self.folding {
+            folding.touched.insert(key);
+        }
+        let piece = self.pieces.entry(key).or_insert_with(|| {
+            let piece = Piece::new(self.tables);
+            self.weight.add(piece.weight());
             self.ends.insert(key.1);
-            held
+            piece
         });
-        *bytes -= held.bytes();
-        let added = held.add(arrival.table, arrival.position, &arrival.columns, rows);
-        *bytes += held.bytes();
-        self.rows += count;
+        self.weight.take(piece.weight());
+        let added = piece.add(arrival, rows);
+        self.weight.add(piece.weight());
         added
     }
 
-    pub(super) fn close(&mut self, mark: i64) -> Option<Closed> {
+    /// Folds the pieces that have become full and, with `may_store`, says what is to be stored of
+    /// all where that pays. Rows over which the SQL fails stay: their windows say so.
+    pub(super) async fn fold(&mut self, query: &mut Query, may_store: bool) {
+        let Some(folding) = &mut self.folding else {
+            return;
+        };
+        let tight = self.weight.rows > folding.memory_max / 4;
+        let limits = folding.limits;
+        let keys: Vec<Key> = if tight {
+            folding.touched.clear();
+            self.pieces.keys().copied().collect()
+        } else {
+            std::mem::take(&mut folding.touched).into_iter().collect()
+        };
+        let mut folded = false;
+        for key in keys {
+            let full = |piece: &Piece| piece.is_full(&limits, tight);
+            if self.pieces.get(&key).is_some_and(full) {
+                folded |= self.fold_piece(key, query).await.is_ok();
+            }
+        }
+        if folded && may_store {
+            self.store(query).await;
+        }
+    }
+
+    async fn fold_piece(&mut self, key: Key, query: &mut Query) -> Result<(), SqlError> {
+        let Some(piece) = self.pieces.get_mut(&key) else {
+            return Ok(());
+        };
+        self.weight.take(piece.weight());
+        let folded = piece.fold(query).await;
+        self.weight.add(piece.weight());
+        folded
+    }
+
+    /// Stores the state of every piece that has rows which none covers, where the rows weigh
+    /// enough more than the states. All or nothing: a state stands for its rows up to one position.
+    async fn store(&mut self, query: &mut Query) {
+        let Some(limits) = self.folding.as_ref().map(|folding| folding.limits) else {
+            return;
+        };
+        if !limits.store(self.weight) {
+            return;
+        }
+        let dirty = |(key, piece): (&Key, &Piece)| (piece.weight().unstored > 0).then_some(*key);
+        let keys: Vec<Key> = self.pieces.iter().filter_map(dirty).collect();
+        for key in &keys {
+            if self.fold_piece(*key, query).await.is_err() {
+                return;
+            }
+        }
+        let Some(folding) = self.folding.as_mut().filter(|_| limits.store(self.weight)) else {
+            return;
+        };
+        let mut written = Vec::with_capacity(keys.len());
+        for key in keys {
+            let Some(piece) = self.pieces.get(&key) else {
+                continue;
+            };
+            match piece.write(key, &folding.schema) {
+                Ok(bytes) => written.push((key, bytes)),
+                Err(_) => return,
+            }
+        }
+        for (key, bytes) in written {
+            let Some(piece) = self.pieces.get_mut(&key) else {
+                continue;
+            };
+            self.weight.take(piece.weight());
+            piece.is_stored(folding.snapshots.put(piece.stored(), bytes));
+            self.weight.add(piece.weight());
+        }
+    }
+
+    /// Takes out the earliest window if the watermark `mark` has come to its end.
+    pub(super) async fn close(&mut self, mark: i64, query: &mut Query) -> Option<Closed> {
         let end = *self.ends.first()?;
         if end > mark {
             return None;
         }
         self.ends.pop_first();
         let bounds = self.window.ending_at(end);
-        let mut batches = vec![Vec::new(); self.tables];
+        let range = (bounds.start, i64::MIN)..(end, i64::MIN);
+        let in_it = |(key, _): &(&Key, &Piece)| key.1 <= end;
+        let keys: Vec<Key> = self.pieces.range(range).filter(in_it).map(|(key, _)| *key).collect();
+        let input = if self.folding.is_some() {
+            self.input_of(bounds, &keys, query).await.unwrap_or_else(Input::Failed)
+        } else {
+            Input::Rows(self.rows_of(&keys))
+        };
         let (mut mix, mut done) = (Mix::default(), Vec::new());
-        for (&(start, first), held) in self.panes.range((bounds.start, i64::MIN)..(end, i64::MIN)) {
-            if first > end {
-                continue;
-            }
-            mix.merge(held.mix());
-            for (table, batches) in batches.iter_mut().enumerate() {
-                batches.extend_from_slice(held.batches(table));
-            }
-            match self.window.first_end(self.window.pane_of(start), Some(end)) {
+        for key in keys {
+            mix.merge(self.pieces.get(&key).map_or(Mix::default(), Piece::mix));
+            match self.window.first_end(self.window.pane_of(key.0), Some(end)) {
                 Some(next) => {
                     self.ends.insert(next);
                 }
-                None => done.push((start, first)),
+                None => done.push(key),
             }
         }
+        let settled = self.forget(&done);
+        if let Some(folding) = &mut self.folding {
+            let next = self.ends.first().map(|end| self.window.ending_at(*end).start);
+            folding.blocks.forget(next.map_or(i64::MAX, |start| self.window.pane_index(start)));
+        }
+        if !matches!(input, Input::Failed(_)) && self.folding.is_some() {
+            self.store(query).await;
+        }
+        Some(Closed { bounds, input, settled, quality: mix.worst() })
+    }
+
+    /// The rows of pieces, by table.
+    fn rows_of(&self, keys: &[Key]) -> Vec<Vec<RecordBatch>> {
+        let of = |table: usize| {
+            let pieces = keys.iter().filter_map(|key| self.pieces.get(key));
+            pieces.flat_map(|piece| piece.batches(table).iter().cloned()).collect()
+        };
+        (0..self.tables).map(of).collect()
+    }
+
+    /// Lets go of pieces whose last window was computed. Gives back how many rows they stood for.
+    fn forget(&mut self, keys: &[Key]) -> u64 {
         let mut settled = 0;
-        for held in done.iter().filter_map(|key| self.panes.remove(key)) {
-            settled += held.mix().rows();
-            self.bytes -= held.bytes();
+        for piece in keys.iter().filter_map(|key| self.pieces.remove(key)) {
+            settled += piece.mix().rows();
+            self.weight.take(piece.weight());
+            if let (Some(folding), Some(stored)) = (&mut self.folding, piece.stored()) {
+                folding.snapshots.remove(stored);
+            }
         }
         self.rows -= settled;
-        Some(Closed { bounds, batches, settled, quality: mix.worst() })
+        settled
+    }
+
+    /// What a window is computed from, where rows are folded.
+    async fn input_of(
+        &mut self,
+        bounds: Bounds,
+        keys: &[Key],
+        query: &mut Query,
+    ) -> Result<Input, SqlError> {
+        if let [key] = keys
+            && let Some(piece) = self.pieces.get(key)
+            && piece.states().is_empty()
+            && self.window.first_end(self.window.pane_of(key.0), Some(bounds.end)).is_none()
+        {
+            // Few rows that no other window needs: one aggregation over them is less work.
+            let of = |table| in_large_batches(piece.batches(table));
+            return Ok(Input::Unordered((0..self.tables).map(of).collect::<Result<_, _>>()?));
+        }
+        for key in keys {
+            self.fold_piece(*key, query).await?;
+        }
+        if self.window.panes() < BLOCKS_MIN {
+            let pieces = keys.iter().filter_map(|key| self.pieces.get(key));
+            return Ok(Input::States(pieces.flat_map(|p| p.states().iter().cloned()).collect()));
+        }
+        let mut by_pane: BTreeMap<i64, Vec<Key>> = BTreeMap::new();
+        for key in keys {
+            by_pane.entry(self.window.pane_index(key.0)).or_default().push(*key);
+        }
+        let first = self.window.pane_index(bounds.start);
+        let mut states = Vec::new();
+        for place in cover(first..first + self.window.panes_in(bounds)) {
+            states.extend(self.block(place, bounds.end, &by_pane, query).await?);
+        }
+        Ok(Input::States(states))
+    }
+
+    /// States of the panes of a block, for a window that ends at `end` and of which they all are.
+    async fn block(
+        &mut self,
+        place: Place,
+        end: i64,
+        by_pane: &BTreeMap<i64, Vec<Key>>,
+        query: &mut Query,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        let kept = self.folding.as_ref().and_then(|folding| folding.blocks.get(place));
+        let (mut states, after) = match kept {
+            Some(block) => (block.states.clone(), Some(block.upto)),
+            None if place.0 == 0 => (Vec::new(), None),
+            None => {
+                let states = self.merge(place, end, by_pane, query).await?;
+                return Ok(states);
+            }
+        };
+        // What came after the block was merged lies beside it.
+        for key in by_pane.range(panes_of(place)).flat_map(|(_, keys)| keys) {
+            if after.is_none_or(|after| key.1 > after) {
+                let piece = self.pieces.get(key);
+                states.extend(piece.into_iter().flat_map(|piece| piece.states().iter().cloned()));
+            }
+        }
+        Ok(states)
+    }
+
+    /// Makes a block of the four below.
+    async fn merge(
+        &mut self,
+        place: Place,
+        end: i64,
+        by_pane: &BTreeMap<i64, Vec<Key>>,
+        query: &mut Query,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        let (level, index) = place;
+        let mut states = Vec::new();
+        for child in 0..FAN {
+            let place = (level - 1, index * FAN + child);
+            if by_pane.range(panes_of(place)).next().is_some() {
+                states.extend(Box::pin(self.block(place, end, by_pane, query)).await?);
+            }
+        }
+        let merged = states.len() > 1;
+        if merged {
+            states = vec![query.reduce(states).await?];
+        }
+        if let Some(folding) = &mut self.folding {
+            folding.blocks.put(place, end, states.clone(), merged);
+        }
+        Ok(states)
     }
 
     pub(super) fn first_end(&self) -> Option<i64> {
@@ -163,11 +401,11 @@ impl Aligned {
     }
 
     pub(super) fn first_position(&self, table: usize) -> Option<u64> {
-        self.panes.values().filter_map(|held| held.first_position(table)).min()
+        self.pieces.values().filter_map(|piece| piece.first_position(table)).min()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.weight.held + self.folding.as_ref().map_or(0, |folding| folding.blocks.bytes())
     }
 
     pub(super) fn rows(&self) -> u64 {
@@ -177,7 +415,7 @@ impl Aligned {
     /// Open windows that have rows: the ends of each pane's windows, each counted once.
     pub(super) fn len(&self) -> usize {
         let (mut open, mut counted) = (0, None);
-        for &(start, first) in self.panes.keys() {
+        for &(start, first) in self.pieces.keys() {
             let pane = self.window.pane_of(start);
             // Ends rise from pane to pane: what the pane before had is counted.
             let closed = self.ends.first().map(|end| end - 1);
@@ -189,5 +427,60 @@ impl Aligned {
             }
         }
         open
+    }
+
+    /// Whether states of pieces are stored, or will be with the next progress.
+    pub(super) fn stores(&self) -> bool {
+        self.pieces.values().any(|piece| piece.stored().is_some())
+    }
+
+    /// What has changed of the stored states since it was last taken.
+    pub(super) fn changes(&self) -> Vec<StateChange> {
+        self.folding.as_ref().map_or(Vec::new(), |folding| folding.snapshots.changes())
+    }
+
+    /// Those changes are on their way into the store.
+    pub(super) fn submitted(&mut self) {
+        if let Some(folding) = &mut self.folding {
+            folding.snapshots.submitted();
+        }
+    }
+
+    /// Takes up stored states before the refill, all of which belong to windows that end after
+    /// `closed`. Gives back how many rows they stand for.
+    pub(super) fn load(
+        &mut self,
+        states: &[(u64, Bytes)],
+        closed: Option<i64>,
+    ) -> Result<u64, StreamError> {
+        let mut rows = 0;
+        for (stored, bytes) in states {
+            let Some(folding) = &mut self.folding else {
+                return Err(StreamError::Progress("states of a query that has none".into()));
+            };
+            let (key, piece) = Piece::read(bytes, *stored, self.tables, &folding.schema)?;
+            folding.snapshots.loaded(*stored);
+            let pane = self.window.pane_of(key.0);
+            let Some(end) = self.window.first_end(pane, closed).filter(|_| pane.start == key.0)
+            else {
+                return Err(StreamError::Progress("a pane's state is of no open window".into()));
+            };
+            self.ends.insert(end.max(key.1));
+            rows += piece.mix().rows();
+            self.weight.add(piece.weight());
+            self.pieces.insert(key, piece);
+        }
+        self.rows += rows;
+        Ok(rows)
+    }
+}
+
+#[cfg(test)]
+impl Aligned {
+    /// Folds and stores as often as is possible, or by these limits.
+    pub(super) fn limit(&mut self, limits: Limits) {
+        if let Some(folding) = &mut self.folding {
+            folding.limits = limits;
+        }
     }
 }

@@ -3,6 +3,7 @@
 use arrow::record_batch::RecordBatch;
 
 use crate::sql::{Query, Sql, SqlError, TableSchema};
+use crate::store::StateChange;
 use crate::window::{Bounds, Window};
 
 /// What a stream is, apart from its SQL. All spans in microseconds.
@@ -37,7 +38,10 @@ impl StreamSpec {
             }
             _ => Vec::new(),
         };
-        let query = query.with_conditions(conditions);
+        let mut query = query.with_conditions(conditions);
+        if let Some(window) = &self.window {
+            query = query.folding_over(window);
+        }
         let alone = self.window.as_ref().is_none_or(Window::is_aligned);
         if alone { Ok(query) } else { query.with_twin(sql) }
     }
@@ -115,8 +119,11 @@ pub struct Progress {
     /// For each table the next log position to apply.
     pub processed: Vec<u64>,
     /// For each table the lowest log position that an open window still needs; equal to
-    /// `processed` where there is none. Rows below it may be forgotten.
+    /// `processed` where there is none. Rows below it are in `states` or may be forgotten.
     pub replay_from: Vec<u64>,
+    /// What has changed of the states that the store keeps beside `state`, since
+    /// [`Stream::submitted`](super::Stream::submitted).
+    pub states: Vec<StateChange>,
 }
 
 /// The stream's ledger: `accepted = windowed + late + filtered + failed + dropped + open_rows`.
@@ -135,13 +142,14 @@ pub struct Counts {
     pub filtered: u64,
     /// Rows of batches whose SQL failed, or whose last window's did.
     pub failed: u64,
-    /// Rows of open windows that a changed window definition left without a place.
+    /// Rows of open windows that a changed window definition, or changed SQL that cannot go on with
+    /// what they were folded into, left without a place.
     pub dropped: u64,
     /// Rows in open windows.
     pub open_rows: u64,
     /// Open windows.
     pub open_windows: u64,
-    /// Bytes of the rows in open windows.
+    /// Bytes of the rows and states in open windows.
     pub open_bytes: u64,
     /// The stream's watermark; `None` before the first, and without a window.
     pub watermark: Option<i64>,

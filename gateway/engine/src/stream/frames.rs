@@ -7,6 +7,7 @@
 
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
+use bytes::Bytes;
 
 use super::aligned::Aligned;
 use super::counted::Counted;
@@ -17,6 +18,7 @@ use super::refill::Arrival;
 use super::sliding::Sliding;
 use super::{StreamError, StreamSpec};
 use crate::sql::{Query, SqlError};
+use crate::store::StateChange;
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
 
@@ -37,11 +39,23 @@ pub(super) enum Frames {
 #[derive(Debug)]
 pub(super) struct Closed {
     pub(super) bounds: Bounds,
-    /// For each table its rows, those of equal time in arrival order.
-    pub(super) batches: Vec<Vec<RecordBatch>>,
+    pub(super) input: Input,
     /// Rows of which this was the last window, so that each row is counted once.
     pub(super) settled: u64,
     pub(super) quality: &'static str,
+}
+
+/// What a window is computed from.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// For each table its rows, those of equal time in arrival order.
+    Rows(Vec<Vec<RecordBatch>>),
+    /// The same where the query does not go by the order of rows.
+    Unordered(Vec<Vec<RecordBatch>>),
+    /// States that rows were folded into.
+    States(Vec<RecordBatch>),
+    /// Rows could not be folded.
+    Failed(SqlError),
 }
 
 /// How many rows, and how many windows, are computed together at most.
@@ -143,7 +157,7 @@ impl Frames {
             }
             Window::Sliding { size, delay } => Self::Sliding(Sliding::new(size, delay, tables)),
             Window::Count { rows, step } => Self::Counted(Counted::new(rows, step)),
-            window => Self::Aligned(Aligned::new(window, tables)),
+            window => Self::Aligned(Aligned::new(window, tables, query, spec.memory_max)),
         }))
     }
 
@@ -179,11 +193,20 @@ impl Frames {
         }
     }
 
+    /// Puts states in the place of rows, where the query allows it and enough have come. With
+    /// `may_store` states may become part of the next progress: all that was read again after a
+    /// restart has been.
+    pub(super) async fn fold(&mut self, query: &mut Query, may_store: bool) {
+        if let Self::Aligned(aligned) = self {
+            aligned.fold(query, may_store).await;
+        }
+    }
+
     /// Takes out the earliest window if the watermark `mark` has come to its end. For kinds whose
     /// windows hold many rows each.
-    pub(super) fn close(&mut self, mark: i64) -> Option<Closed> {
+    pub(super) async fn close(&mut self, mark: i64, query: &mut Query) -> Option<Closed> {
         match self {
-            Self::Aligned(aligned) => aligned.close(mark),
+            Self::Aligned(aligned) => aligned.close(mark, query).await,
             Self::Keyed(_) | Self::Sliding(_) | Self::Counted(_) => None,
         }
     }
@@ -276,6 +299,43 @@ impl Frames {
             Self::Keyed(keyed) => keyed.load(saved),
             Self::Sliding(sliding) => sliding.load(saved),
             Self::Counted(counted) => counted.load(saved),
+        }
+    }
+}
+
+impl Frames {
+    /// Whether the progress needs states beside it.
+    pub(super) fn stores(&self) -> bool {
+        matches!(self, Self::Aligned(aligned) if aligned.stores())
+    }
+
+    /// What has changed of the states beside the progress since [`Frames::submitted`].
+    pub(super) fn changes(&self) -> Vec<StateChange> {
+        match self {
+            Self::Aligned(aligned) => aligned.changes(),
+            Self::Keyed(_) | Self::Sliding(_) | Self::Counted(_) => Vec::new(),
+        }
+    }
+
+    /// Those changes are on their way into the store.
+    pub(super) fn submitted(&mut self) {
+        if let Self::Aligned(aligned) = self {
+            aligned.submitted();
+        }
+    }
+
+    /// Takes up states from beside a progress whose closed windows end at or before `closed`. Gives
+    /// back how many rows they stand for.
+    pub(super) fn load_states(
+        &mut self,
+        states: &[(u64, Bytes)],
+        closed: Option<i64>,
+    ) -> Result<u64, StreamError> {
+        match self {
+            Self::Aligned(aligned) => aligned.load(states, closed),
+            Self::Keyed(_) | Self::Sliding(_) | Self::Counted(_) => {
+                Err(StreamError::Progress("states of windows that keep their rows".into()))
+            }
         }
     }
 }

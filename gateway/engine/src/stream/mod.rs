@@ -6,6 +6,7 @@
 //! Source: design page "The engine", sections Event time and State and exactly once.
 
 mod aligned;
+mod blocks;
 mod border;
 mod counted;
 mod frames;
@@ -13,25 +14,29 @@ mod kept;
 mod keyed;
 mod keys;
 mod order;
+mod piece;
 mod progress;
 mod refill;
 mod rows;
 mod runs;
 mod sliding;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
 
 use arrow::record_batch::RecordBatch;
+use bytes::Bytes;
 
 pub use border::{Counts, Effects, Event, LateRows, Output, Progress, StreamError, StreamSpec};
 
 use crate::sql::{Query, SqlError, TableSchema};
+use crate::store::StateChange;
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
-use frames::{Closed, Frames};
-use progress::Saved;
+use frames::{Closed, Frames, Input};
+use progress::{Plan, Saved};
 use refill::{Arrival, Refill};
 use rows::{Columns, quality_runs};
 
@@ -44,6 +49,8 @@ pub struct Stream {
     /// Open windows; `None` for SQL over each batch.
     frames: Option<Frames>,
     refill: Option<Refill>,
+    /// Keys of stored states that have no meaning any more.
+    discarded: Vec<u64>,
     processed: Vec<u64>,
     next_seq: u64,
     counts: Counts,
@@ -64,6 +71,9 @@ impl Stream {
         for table in &spec.tables {
             rows::time_column(table)?;
         }
+        if let Some(window) = &spec.window {
+            query.over(window);
+        }
         let tables = spec.tables.len();
         let mut watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
         for (table, device) in &spec.sources {
@@ -76,6 +86,7 @@ impl Stream {
             watermark,
             frames: Frames::new(&spec, &query)?,
             refill: None,
+            discarded: Vec::new(),
             processed: vec![0; tables],
             next_seq: 1,
             counts: Counts::default(),
@@ -84,20 +95,35 @@ impl Stream {
         })
     }
 
-    /// Starts a stream where `progress` ([`Progress::state`]) left it. The caller then reads each
-    /// table's log from [`Progress::replay_from`] and applies it as [`Event::Replay`].
-    ///
-    /// Tables are found by name; one that the progress does not know starts at position 0. Where
-    /// the window's definition has changed, rows of windows that were open are counted as dropped:
-    /// they were taken under the old one. Changed SQL runs over refilled windows.
+    /// Starts a stream where `progress` ([`Progress::state`]) left it, with no states beside it.
     pub fn restore(
         spec: StreamSpec,
         query: Query,
         progress: &[u8],
         now: i64,
     ) -> Result<Self, StreamError> {
+        Self::restore_with(spec, query, progress, &[], now)
+    }
+
+    /// Starts a stream where `progress` ([`Progress::state`]) left it, with all `states` that stand
+    /// beside it in the store ([`Progress::states`]). The caller then reads each table's log from
+    /// [`Progress::replay_from`] and applies it as [`Event::Replay`].
+    ///
+    /// Tables are found by name; one that the progress does not know starts at position 0. Where
+    /// the window's definition has changed, rows of windows that were open are counted as dropped:
+    /// they were taken under the old one. Changed SQL runs over refilled windows; rows that were
+    /// folded into states which it cannot go on with are counted as dropped.
+    pub fn restore_with(
+        spec: StreamSpec,
+        query: Query,
+        progress: &[u8],
+        states: &[(u64, Bytes)],
+        now: i64,
+    ) -> Result<Self, StreamError> {
         let saved = Saved::read(progress)?;
         let mut stream = Self::new(spec, query, now)?;
+        let unreadable = |what: &str| StreamError::Progress(what.to_owned());
+        stream.query.remember(&saved.memory).map_err(unreadable)?;
         let names: Vec<&str> = stream.spec.tables.iter().map(|t| t.name.as_str()).collect();
         let index = |name: &str| names.iter().position(|known| *known == name);
         let mut from = vec![0; names.len()];
@@ -122,6 +148,12 @@ impl Stream {
         if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
             frames.load(&saved.frames)?;
         }
+        let same = !changed && saved.panes.is_some_and(|plan| plan.made(&stream.query));
+        let mut refilled = 0;
+        match stream.frames.as_mut().filter(|_| same) {
+            Some(frames) => refilled = frames.load_states(states, saved.watermark)?,
+            None => stream.discarded = states.iter().map(|(key, _)| *key).collect(),
+        }
         let until = stream.processed.clone();
         stream.refill = Some(Refill {
             closed: saved.watermark,
@@ -129,7 +161,7 @@ impl Stream {
             from,
             until,
             rows: saved.open_rows,
-            refilled: 0,
+            refilled,
             waiting: Vec::new(),
             waiting_bytes: 0,
         });
@@ -141,6 +173,29 @@ impl Stream {
     pub fn counts_in(progress: &[u8]) -> Result<Counts, StreamError> {
         let saved = Saved::read(progress)?;
         Ok(Counts { open_rows: saved.open_rows, ..saved.counts() })
+    }
+
+    /// The SQL by which states beside `progress` were made, where `query` cannot go on with them. To
+    /// lose nothing, restore a stream with that SQL, read its logs up to [`Progress::processed`], and
+    /// end it with [`Stream::close_all`].
+    pub fn outdated(
+        spec: &StreamSpec,
+        query: &Query,
+        progress: &[u8],
+    ) -> Result<Option<String>, StreamError> {
+        let saved = Saved::read(progress)?;
+        let same = saved.fingerprint == fingerprint(spec);
+        Ok(saved.panes.filter(|plan| same && !plan.made(query)).map(|plan| plan.sql))
+    }
+
+    /// Closes all open windows as if time had come to their ends; the watermark stays where it is,
+    /// so that rows which come for one of them later open it again.
+    ///
+    /// Not cancel safe, as [`Stream::apply`].
+    pub async fn close_all(&mut self) -> Effects {
+        let mut effects = Effects::default();
+        self.close_to(Some(i64::MAX), &mut effects).await;
+        effects
     }
 
     /// Applies an event. `now` in microseconds since 1970, UTC. Runs SQL: belongs on a thread that
@@ -163,9 +218,11 @@ impl Stream {
                 Vec::new()
             }
         };
+        self.fold().await;
         for arrival in waiting {
             if self.frames.is_some() {
                 self.assign(&arrival, &mut effects)?;
+                self.fold().await;
             } else {
                 self.pass(&arrival, &mut effects).await?;
             }
@@ -190,6 +247,7 @@ impl Stream {
         };
         let counts = self.counts();
         let refill = self.refill.as_ref();
+        let stores = self.frames.as_ref().is_some_and(Frames::stores);
         let saved = Saved {
             fingerprint: fingerprint(&self.spec),
             // Until the refill is done, windows that ended since then have not been closed.
@@ -206,8 +264,22 @@ impl Stream {
             tables: tables.collect(),
             sources: self.watermark.sources().iter().map(source).collect(),
             frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
+            panes: stores.then(|| Plan::of(&self.query)),
+            memory: self.query.remembered(),
         };
-        Progress { state: saved.write(), processed: self.processed.clone(), replay_from }
+        let gone = |key: &u64| StateChange { key: *key, bytes: None };
+        let mut states: Vec<StateChange> = self.discarded.iter().map(gone).collect();
+        states.extend(self.frames.as_ref().map_or(Vec::new(), Frames::changes));
+        Progress { state: saved.write(), processed: self.processed.clone(), replay_from, states }
+    }
+
+    /// The present [`Stream::progress`] is on its way into the store: its changes of states are not
+    /// said again.
+    pub fn submitted(&mut self) {
+        self.discarded.clear();
+        if let Some(frames) = &mut self.frames {
+            frames.submitted();
+        }
     }
 
     /// The next log position of a table to apply.
@@ -300,8 +372,14 @@ impl Stream {
             return;
         }
         let mark = self.watermark.current();
+        self.close_to(mark, effects).await;
+    }
+
+    async fn close_to(&mut self, mark: Option<i64>, effects: &mut Effects) {
         if let Some(mark) = mark {
-            while let Some(closed) = self.frames.as_mut().and_then(|frames| frames.close(mark)) {
+            while let Some(frames) = &mut self.frames
+                && let Some(closed) = frames.close(mark, &mut self.query).await
+            {
                 self.compute(closed, effects).await;
             }
         }
@@ -317,14 +395,27 @@ impl Stream {
         }
     }
 
+    async fn fold(&mut self) {
+        if let Some(frames) = &mut self.frames {
+            frames.fold(&mut self.query, self.refill.is_none()).await;
+        }
+    }
+
     async fn compute(&mut self, closed: Closed, effects: &mut Effects) {
-        let Closed { bounds, batches, settled, quality } = closed;
-        let parts = batches.into_iter().zip(&self.spec.tables);
-        let inputs: Result<Vec<_>, _> =
-            parts.map(|(part, table)| rows::in_time_order(part, table)).collect();
-        let result = match inputs {
-            Ok(inputs) => self.query.execute(inputs, Some(bounds)).await,
-            Err(error) => Err(SqlError::from(datafusion::error::DataFusionError::from(error))),
+        let Closed { bounds, input, settled, quality } = closed;
+        let result = match input {
+            Input::Rows(batches) => {
+                let parts = batches.into_iter().zip(&self.spec.tables);
+                let inputs: Result<Vec<_>, _> =
+                    parts.map(|(part, table)| rows::in_time_order(part, table)).collect();
+                match inputs {
+                    Ok(inputs) => self.query.execute(inputs, Some(bounds)).await,
+                    Err(error) => Err(error.into()),
+                }
+            }
+            Input::Unordered(inputs) => self.query.execute(inputs, Some(bounds)).await,
+            Input::States(states) => self.query.finish(states, bounds).await,
+            Input::Failed(error) => Err(error),
         };
         match result {
             Ok(batches) => {

@@ -185,6 +185,17 @@ impl Mix {
         self.bad += other.bad;
     }
 
+    /// Of counts that [`Mix::counts`] gave.
+    pub(super) fn of(counts: [u64; 3]) -> Self {
+        let [good, bad, rows] = counts;
+        Self { good, bad, rows }
+    }
+
+    /// Good rows, bad rows, all rows.
+    pub(super) fn counts(self) -> [u64; 3] {
+        [self.good, self.bad, self.rows]
+    }
+
     pub(super) fn rows(self) -> u64 {
         self.rows
     }
@@ -251,13 +262,41 @@ impl Part {
 #[derive(Debug)]
 pub(super) struct Held {
     parts: Vec<Part>,
+    /// Of all rows that were added, also of those that were forgotten since.
     mix: Mix,
     bytes: usize,
+    rows: usize,
 }
 
 impl Held {
     pub(super) fn new(tables: usize) -> Self {
-        Self { parts: vec![Part::default(); tables], mix: Mix::default(), bytes: HELD_COST }
+        Self::of_mix(tables, Mix::default())
+    }
+
+    /// Holds no rows and stands for those of `mix`.
+    pub(super) fn of_mix(tables: usize, mix: Mix) -> Self {
+        Self { parts: vec![Part::default(); tables], mix, bytes: HELD_COST, rows: 0 }
+    }
+
+    /// Rows that are held.
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Lets go of the rows; what they were and where they lie in the log stays known.
+    pub(super) fn forget_rows(&mut self) {
+        for part in &mut self.parts {
+            part.batches = Vec::new();
+            part.small = 0;
+        }
+        (self.bytes, self.rows) = (HELD_COST, 0);
+    }
+
+    /// The rows are not needed from the log any more.
+    pub(super) fn forget_positions(&mut self) {
+        for part in &mut self.parts {
+            part.first_position = None;
+        }
     }
 
     /// What they weigh in memory, in bytes.
@@ -297,12 +336,24 @@ impl Held {
                 self.mix.add(columns.quality(row as usize));
             }
         }
+        self.rows += rows.len();
         let batch = columns.take(rows)?;
         self.bytes += batch_bytes(&batch);
         let part = &mut self.parts[table];
         let first = position + u64::from(first);
         part.first_position = Some(part.first_position.map_or(first, |held| held.min(first)));
         part.push(batch).map_err(|error| StreamError::Input(error.to_string()))
+    }
+}
+
+/// The same rows, small batches joined.
+pub(super) fn in_large_batches(batches: &[RecordBatch]) -> Result<Vec<RecordBatch>, ArrowError> {
+    let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+    match batches {
+        [first, _, ..] if rows / batches.len() < BATCH_ROWS => {
+            Ok(vec![concat_batches(first.schema_ref(), batches)?])
+        }
+        _ => Ok(batches.to_vec()),
     }
 }
 

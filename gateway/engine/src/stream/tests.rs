@@ -2,7 +2,9 @@
 //! any batching and a restart at any point.
 
 mod kinds;
+mod memory;
 mod overlap;
+mod panes;
 mod properties;
 mod restart;
 mod windows;

@@ -4,6 +4,8 @@
 //! A seed names a run: how much each step commits, what is delivered, refused and dropped between. The
 //! model is what a person would keep in lists. The ring is small, so that most runs go round it.
 
+use std::collections::BTreeMap;
+
 use super::fake::Dice;
 use super::*;
 
@@ -24,6 +26,8 @@ struct Model {
     floor: u64,
     end: u64,
     counted: u64,
+    /// Of each key the step that put its state, and the state's length.
+    states: BTreeMap<u64, (u64, usize)>,
 }
 
 const SINKS: [&str; 3] = ["a", "b", "c"];
@@ -39,6 +43,8 @@ struct Step {
     refuse: bool,
     body: usize,
     floor: u64,
+    /// Keys, and the lengths of their new states; without one the state goes.
+    states: Vec<(u64, Option<usize>)>,
 }
 
 fn crash_layout() -> Layout {
@@ -63,14 +69,26 @@ fn plan(seed: u64) -> (Vec<Step>, Vec<Model>) {
             refuse: dice.below(9) == 0,
             body,
             floor: dice.roll() % 4,
+            states: (0..dice.below(4)).map(|_| change(&mut dice)).collect(),
         };
-        models.push(after(before, &step));
+        models.push(after(before, &step, steps.len() as u64));
         steps.push(step);
     }
     (steps, models)
 }
 
-fn after(before: &Model, step: &Step) -> Model {
+/// Now and then a state is larger than what the ring has room for.
+fn change(dice: &mut Dice) -> (u64, Option<usize>) {
+    let length = match dice.below(200) {
+        0..50 => None,
+        50 => Some(90_000),
+        51..60 => Some(9_000),
+        _ => Some(4 + dice.below(500)),
+    };
+    (dice.roll() % 6, length)
+}
+
+fn after(before: &Model, step: &Step, index: u64) -> Model {
     let mut model = before.clone();
     for (sink, count) in step.delivered.iter().enumerate() {
         model.waiting[sink].drain(..*count);
@@ -91,11 +109,18 @@ fn after(before: &Model, step: &Step) -> Model {
     model.end += step.rows;
     model.floor = (model.floor + step.floor).min(model.end);
     model.counted += step.rows;
+    for (key, length) in &step.states {
+        match length {
+            Some(length) => drop(model.states.insert(*key, (index, *length))),
+            None => drop(model.states.remove(key)),
+        }
+    }
     model
 }
 
 fn text(number: u64, length: usize) -> Bytes {
-    Bytes::from(format!("{number:>length$}"))
+    let number = number.to_string();
+    Bytes::from(" ".repeat(length.saturating_sub(number.len())) + &number)
 }
 
 #[derive(Debug, Default)]
@@ -129,11 +154,16 @@ async fn run(disk: &FakeDisk, seed: u64, told: &mut Told) -> Result<(), StoreErr
             }
         });
         let rows = (step.rows > 0).then(|| log_rows(before.end..before.end + step.rows));
+        let states = step.states.iter().map(|(key, length)| StateChange {
+            key: *key,
+            bytes: length.map(|length| text(index as u64, length)),
+        });
+        let reached = progress(&(index as u64).to_le_bytes(), now.end, now.floor);
         let one = Commit {
             wait: true,
             rows: rows.into_iter().collect(),
             outbox: outbox.collect(),
-            progress: Some(progress(&(index as u64).to_le_bytes(), now.end, now.floor)),
+            progress: Some(StreamProgress { states: states.collect(), ..reached }),
             counts: vec![("rows".into(), step.rows)],
         };
         commit_on(disk, &store, one).await?;
@@ -170,6 +200,9 @@ async fn verify(disk: &FakeDisk, seed: u64, told: &Told, run: &str) {
     assert_eq!(store.log_end("t"), model.end, "{run}");
     assert_eq!(logged(&store, 0).await, (model.floor..model.end).collect::<Vec<_>>(), "{run}");
     assert_eq!(store.count("rows"), model.counted, "{run}");
+    let kept: Vec<(u64, Bytes)> =
+        model.states.iter().map(|(key, (step, length))| (*key, text(*step, *length))).collect();
+    assert!(store.states("s").await.unwrap() == kept, "{run}: states");
     let stats = store.stats();
     assert_eq!((stats.corrupt_records, stats.corrupt_rows), (0, 0), "{run}");
     store.close().await.unwrap();

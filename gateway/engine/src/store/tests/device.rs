@@ -200,6 +200,7 @@ async fn a_table_with_a_history_keeps_no_other_tables_rows_on_disk() {
             state: Vec::new(),
             processed: vec![("t".into(), end), ("slow".into(), round + 1)],
             replay_from: vec![("t".into(), end.saturating_sub(kept)), ("slow".into(), round + 1)],
+            states: vec![],
         };
         let rows = vec![log_rows(start..end), slow];
         let one = Commit { rows, progress: Some(progress), ..Commit::default() };

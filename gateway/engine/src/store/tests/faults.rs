@@ -32,7 +32,10 @@ async fn run(disk: &FakeDisk, told: &mut Told) -> Result<(), StoreError> {
             wait: true,
             rows: vec![log_rows(2 * step..2 * step + 2)],
             outbox: vec![results("a", step..step + 1, 1), results("b", step..step + 1, 1)],
-            progress: Some(progress(&step.to_le_bytes(), 2 * step + 2, replay_from(step))),
+            progress: Some(StreamProgress {
+                states: pane(step),
+                ..progress(&step.to_le_bytes(), 2 * step + 2, replay_from(step))
+            }),
             ..Commit::default()
         };
         commit_on(disk, &store, one).await?;
@@ -44,6 +47,12 @@ async fn run(disk: &FakeDisk, told: &mut Told) -> Result<(), StoreError> {
 /// Panes of three steps: the log is needed from the start of the last one.
 fn replay_from(step: u64) -> u64 {
     step / 3 * 6
+}
+
+/// The state of a step's pane, of which the one before goes when a new one begins.
+fn pane(step: u64) -> Vec<StateChange> {
+    let gone = step.checked_sub(1).map(|before| before / 3).filter(|pane| *pane != step / 3);
+    changes(&[(step / 3, &step.to_string())], gone.as_slice())
 }
 
 fn cursor_after(commits: u64) -> u64 {
@@ -71,6 +80,8 @@ async fn verify(disk: &FakeDisk, told: &Told, run: &str) {
     let floor = commits.checked_sub(1).map_or(0, replay_from);
     assert_eq!(store.log_end("t"), 2 * commits, "{run}");
     assert_eq!(logged(&store, 0).await, (floor..2 * commits).collect::<Vec<_>>(), "{run}");
+    let pane = commits.checked_sub(1).map(|step| (step / 3, step.to_string()));
+    assert_eq!(states(&store).await, pane.into_iter().collect::<Vec<_>>(), "{run}");
     assert_eq!(store.stats().corrupt_records, 0, "{run}");
     store.close().await.unwrap();
 }

@@ -50,7 +50,10 @@ async fn writer() {
             wait: true,
             rows: vec![log_rows(n..n + 1)],
             outbox: vec![results("a", n..n + 1, 1), results("b", n..n + 1, 1)],
-            progress: Some(progress(&n.to_le_bytes(), n + 1, n.saturating_sub(9))),
+            progress: Some(StreamProgress {
+                states: states_of(n),
+                ..progress(&n.to_le_bytes(), n + 1, n.saturating_sub(9))
+            }),
             ..Commit::default()
         };
         tickets.push_back((n, store.submit(one).await.unwrap()));
@@ -61,6 +64,16 @@ async fn writer() {
             writeln!(std::io::stderr(), "durable {n}").unwrap();
         }
     }
+}
+
+/// Three states change all the time; others come, and go twenty commits later.
+fn states_of(n: u64) -> Vec<StateChange> {
+    let mut changes = vec![
+        StateChange { key: n % 3, bytes: Some(n.to_string().into()) },
+        StateChange { key: n + 10, bytes: Some(Bytes::from(vec![7; 2_000])) },
+    ];
+    changes.extend(n.checked_sub(20).map(|old| StateChange { key: old + 10, bytes: None }));
+    changes
 }
 
 fn next_number(store: &Store) -> u64 {
@@ -109,6 +122,14 @@ async fn p01_kill_9_loses_nothing_that_was_durable() {
         assert!(cursor + 3 <= next, "{cursor} {next}");
         assert_eq!(bodies(&waiting(&store, "a").await), (cursor..next).collect::<Vec<_>>());
         assert_eq!((store.log_end("t"), store.stats().corrupt_rows), (next, 0));
+        let mut kept = std::collections::BTreeMap::new();
+        for StateChange { key, bytes } in (0..next).flat_map(states_of) {
+            match bytes {
+                Some(bytes) => drop(kept.insert(key, bytes)),
+                None => drop(kept.remove(&key)),
+            }
+        }
+        assert!(store.states("s").await.unwrap() == kept.into_iter().collect::<Vec<_>>());
         let floor = next.saturating_sub(10);
         assert_eq!(logged(&store, floor).await, (floor..next).collect::<Vec<_>>());
         store.close().await.unwrap();

@@ -11,6 +11,7 @@ mod keeping;
 mod kill;
 mod relayout;
 mod rot;
+mod states;
 mod upgrade;
 
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use bytes::Bytes;
 
 use super::disk::Disk;
 use super::{
-    Commit, Layout, LogRows, OutboxRow, OutboxRows, Recovery, SinkLayout, Store, StoreError,
-    StoreOptions, StreamProgress, TableLayout, WhenFull,
+    Commit, Layout, LogRows, OutboxRow, OutboxRows, Recovery, SinkLayout, StateChange, Store,
+    StoreError, StoreOptions, StreamProgress, TableLayout, WhenFull,
 };
 use fake::FakeDisk;
 
@@ -102,7 +103,22 @@ fn progress(state: &[u8], processed: u64, replay_from: u64) -> StreamProgress {
         state: state.to_vec(),
         processed: vec![("t".into(), processed)],
         replay_from: vec![("t".into(), replay_from)],
+        states: vec![],
     }
+}
+
+/// What became of states of stream `s`: new texts, and keys that are gone.
+fn changes(texts: &[(u64, &str)], gone: &[u64]) -> Vec<StateChange> {
+    let put = texts.iter().map(|(key, text)| (*key, Some(Bytes::from((*text).to_owned()))));
+    let gone = gone.iter().map(|key| (*key, None));
+    put.chain(gone).map(|(key, bytes)| StateChange { key, bytes }).collect()
+}
+
+/// The states of stream `s` as texts, without the spaces before them.
+async fn states(store: &Store) -> Vec<(u64, String)> {
+    let states = store.states("s").await.unwrap();
+    let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap().trim().to_owned();
+    states.into_iter().map(|(key, bytes)| (key, text(bytes))).collect()
 }
 
 async fn commit(store: &Store, commit: Commit) -> Result<(), StoreError> {

@@ -18,8 +18,22 @@ async fn fill(store: &Store) {
         commit(store, Commit { rows, outbox, ..Commit::default() }).await.unwrap();
     }
     store.delivered("a", 4);
-    let progress = Some(progress(b"state", 20, 0));
-    commit(store, Commit { progress, ..Commit::default() }).await.unwrap();
+    let progress = StreamProgress { states: changes(&STATES, &[]), ..progress(b"state", 20, 0) };
+    commit(store, Commit { progress: Some(progress), ..Commit::default() }).await.unwrap();
+}
+
+/// The states of stream `s` in an image.
+const STATES: [(u64, &str); 3] = [(1, "one"), (2, "two"), (1 << 40, "three and more")];
+
+/// Panics unless the states are those of the progress, or both are lost and that is told.
+async fn judge_states(store: &Store, recovery: &Recovery, run: &str) {
+    let found = states(store).await;
+    if recovery.progress_lost.is_empty() || store.progress("s").is_some() {
+        assert_eq!(found, STATES.map(|(key, text)| (key, text.to_owned())), "{run}");
+    } else {
+        assert_eq!((found, &*recovery.progress_lost), (vec![], &["s".to_owned()][..]), "{run}");
+        assert!(store.epoch() > 7 && recovery.corrupt_records > 0, "{run}: {recovery:?}");
+    }
 }
 
 /// 16 rows of `a`, 20 of `b`, 20 of the log.
@@ -155,7 +169,8 @@ async fn a_store_without_its_ring_counts_what_was_in_it() {
 async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     use crate::store::checkpoint::put as put_record;
     use crate::store::files::{open_tree, write};
-    use crate::store::format::{FORMAT, Meta};
+    use crate::store::format::FORMAT;
+    use crate::store::record::Meta;
     let disk = image(&wide()).await;
     let tree = open_tree(&disk, &Arc::default(), 1 << 20, TREE, false).unwrap();
     let meta = Meta { format: FORMAT + 1, ..Meta::new(7, "gw", 1) };
@@ -164,7 +179,7 @@ async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     let before = disk.power_cut(None);
     let refused = open(&disk);
     assert!(
-        matches!(refused, Err(StoreError::NewerFormat { found: 3, known: 2, .. })),
+        matches!(refused, Err(StoreError::NewerFormat { found: 4, known: 3, .. })),
         "{refused:?}"
     );
     assert_eq!(before.names(), disk.names());
@@ -211,9 +226,11 @@ async fn f05_a_flipped_bit_anywhere_gives_no_wrong_value_and_an_exact_count() {
             assert!(!stats.failed && !recovery.created, "{run}");
             assert_eq!(rows + stats.corrupt_rows, ROWS, "{run}: {recovery:?} {stats:?}");
             assert!(name != TREE || rows == ROWS, "{run}: the tree is an index");
+            judge_states(&store, &recovery, &run).await;
             put(&store, "b", 20..21).await;
             store.close().await.unwrap();
-            let (store, _) = open_with(&disk, &options, layout()).unwrap();
+            let (store, again) = open_with(&disk, &options, layout()).unwrap();
+            assert_eq!(again.progress_lost, Vec::<String>::new(), "{run}: told once");
             assert_eq!(count_right_rows(&store, &run).await, rows + 1, "{run}: again");
         }
     }
@@ -241,6 +258,7 @@ async fn a51_a_file_cut_at_any_length_opens_and_the_store_works_on() {
         assert!(!recovery.created, "{run}");
         assert_eq!(rows + store.stats().corrupt_rows, ROWS, "{run}");
         assert!(name != TREE || rows == ROWS, "{run}: the tree is an index");
+        judge_states(&store, &recovery, &run).await;
         put(&store, "a", 20..21).await;
         store.close().await.unwrap();
         let (store, _) = open(&disk).unwrap();

@@ -2,10 +2,10 @@ use super::*;
 
 /// A log as the store keeps it: the batches of each table with their positions.
 #[derive(Default)]
-struct Logs(Vec<Vec<(u64, RecordBatch)>>);
+pub(super) struct Logs(pub(super) Vec<Vec<(u64, RecordBatch)>>);
 
 impl Logs {
-    fn append(&mut self, table: usize, batch: RecordBatch) -> Event {
+    pub(super) fn append(&mut self, table: usize, batch: RecordBatch) -> Event {
         let log = &mut self.0[table];
         let position = log.last().map_or(0, |(at, batch)| at + batch.num_rows() as u64);
         log.push((position, batch.clone()));
@@ -13,7 +13,7 @@ impl Logs {
     }
 
     /// Rows from `from` on, in batches of `size`, whatever their batches were.
-    fn replay(&self, table: usize, from: u64, size: usize) -> Vec<Event> {
+    pub(super) fn replay(&self, table: usize, from: u64, size: usize) -> Vec<Event> {
         let Some((end, batch)) = self.0[table].last() else {
             return vec![];
         };
