@@ -29,6 +29,7 @@ pub mod preview;
 pub mod process;
 pub mod progress;
 pub mod pump;
+pub mod route;
 pub mod running;
 pub mod seal;
 pub mod source;

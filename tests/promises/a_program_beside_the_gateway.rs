@@ -159,17 +159,15 @@ fn each_window_goes_through_the_program_once_whatever_happens_to_it() {
 #[test]
 fn columns_that_are_not_as_declared_are_told() {
     let scratch = Scratch::new("columns");
-    let config = format!(
-        "version: 1\ngateway: {{ name: g }}\ndevices: [ {{ name: s, driver: {{ generate: {{ points: [ {{ name: n, value: {{ counter: {{}} }} }} ] }} }} }} ]
+    let config = "version: 1\ngateway: { name: g }\ndevices: [ { name: s, driver: { generate: { points: [ { name: n, value: { counter: {} } } ] } } } ]
 streams:
   - name: doubled
     from: [s]
     sql: SELECT n FROM s
-    process: {{ socket: p.sock, timeout: 0s, columns: [ {{ name: n, type: i64 }}, {{ name: n, type: f64 }} ] }}
-    to: [ {{ sink: out }} ]
-sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
-"
-    );
+    process: { socket: p.sock, timeout: 0s, columns: [ { name: n, type: i64 }, { name: n, type: f64 } ] }
+    to: [ { sink: out } ]
+sinks: [ { name: out, driver: { stdout: {} } } ]
+";
     let path = scratch.file("t.yaml", config);
     let checked = run(&["check", path.to_str().expect("a path")], secs(10));
     assert_eq!(checked.code, Some(78), "{checked:?}");

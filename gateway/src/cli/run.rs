@@ -16,7 +16,7 @@ use super::check::fail;
 use super::{CONFIG_REFUSED, FAILURE, wait};
 use crate::apply::{Boot, REQUESTS_MAX, Steward, boot};
 use crate::build::{Crews, Surroundings};
-use crate::clock::SystemClock;
+use crate::clock::SteadyClock;
 use crate::control::{Desk, Http, Socket};
 use crate::floor::StreamFloor;
 use crate::keeper::StoreKeeper;
@@ -125,8 +125,11 @@ async fn serve(path: &Path, boot: Boot, levels: Levels, crews: Crews) -> u8 {
         Err(error) => return fail(format_args!("cannot catch signals: {error}")),
     };
     let environment = Arc::new(ProcessEnvironment);
-    let around =
-        Surroundings { clock: Arc::new(SystemClock), environment: environment.clone(), crews };
+    let around = Surroundings {
+        clock: Arc::new(SteadyClock::new()),
+        environment: environment.clone(),
+        crews,
+    };
     let notify = Notify::from_env();
     let started = wait::started(path, boot, &around, &notify, &mut quit, &mut hangup).await;
     let (running, Boot { sources, view, .. }) = match started {

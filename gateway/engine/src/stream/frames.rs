@@ -20,7 +20,7 @@ use super::{StreamError, StreamSpec};
 use crate::sql::{Query, SqlError};
 use crate::store::StateChange;
 use crate::watermark::Watermark;
-use crate::window::{Bounds, Window};
+use crate::window::{Bounds, PANES_MAX, Window};
 
 /// The open windows of a stream.
 #[derive(Debug)]
@@ -157,7 +157,11 @@ impl Frames {
             }
             Window::Sliding { size, delay } => Self::Sliding(Sliding::new(size, delay, tables)),
             Window::Count { rows, step } => Self::Counted(Counted::new(rows, step)),
-            window => Self::Aligned(Aligned::new(window, tables, query, spec.memory_max)),
+            window => {
+                let folds = !spec.keep_failed && window.panes() <= PANES_MAX;
+                let states = query.state_schema().filter(|_| folds);
+                Self::Aligned(Aligned::new(window, tables, states, spec.memory_max))
+            }
         }))
     }
 
@@ -281,11 +285,10 @@ impl Frames {
         }
     }
 
-    /// What [`Frames::refill`] cannot tell from the rows.
+    /// What [`Frames::refill`] cannot tell from the rows, where it is little.
     pub(super) fn save(&self) -> Vec<u8> {
         match self {
-            Self::Aligned(_) => Vec::new(),
-            Self::Keyed(keyed) => keyed.save(),
+            Self::Aligned(_) | Self::Keyed(_) => Vec::new(),
             Self::Sliding(sliding) => sliding.save(),
             Self::Counted(counted) => counted.save(),
         }
@@ -294,9 +297,10 @@ impl Frames {
     /// Takes up what [`Frames::save`] gave, before the first refill.
     pub(super) fn load(&mut self, saved: &[u8]) -> Result<(), StreamError> {
         match self {
-            Self::Aligned(_) if saved.is_empty() => Ok(()),
-            Self::Aligned(_) => Err(StreamError::Progress("windows that need no saving".into())),
-            Self::Keyed(keyed) => keyed.load(saved),
+            Self::Aligned(_) | Self::Keyed(_) if saved.is_empty() => Ok(()),
+            Self::Aligned(_) | Self::Keyed(_) => {
+                Err(StreamError::Progress("windows that are not saved with it".into()))
+            }
             Self::Sliding(sliding) => sliding.load(saved),
             Self::Counted(counted) => counted.load(saved),
         }
@@ -304,7 +308,12 @@ impl Frames {
 }
 
 impl Frames {
-    /// Whether the progress needs states beside it.
+    /// Whether states beside the progress were not made by the SQL, and so go with any.
+    pub(super) fn any_sql(&self) -> bool {
+        matches!(self, Self::Keyed(_))
+    }
+
+    /// Whether the progress needs states beside it that the SQL made.
     pub(super) fn stores(&self) -> bool {
         matches!(self, Self::Aligned(aligned) if aligned.stores())
     }
@@ -313,14 +322,17 @@ impl Frames {
     pub(super) fn changes(&self) -> Vec<StateChange> {
         match self {
             Self::Aligned(aligned) => aligned.changes(),
-            Self::Keyed(_) | Self::Sliding(_) | Self::Counted(_) => Vec::new(),
+            Self::Keyed(keyed) => keyed.changes(),
+            Self::Sliding(_) | Self::Counted(_) => Vec::new(),
         }
     }
 
     /// Those changes are on their way into the store.
     pub(super) fn submitted(&mut self) {
-        if let Self::Aligned(aligned) = self {
-            aligned.submitted();
+        match self {
+            Self::Aligned(aligned) => aligned.submitted(),
+            Self::Keyed(keyed) => keyed.submitted(),
+            Self::Sliding(_) | Self::Counted(_) => {}
         }
     }
 
@@ -333,8 +345,10 @@ impl Frames {
     ) -> Result<u64, StreamError> {
         match self {
             Self::Aligned(aligned) => aligned.load(states, closed),
-            Self::Keyed(_) | Self::Sliding(_) | Self::Counted(_) => {
-                Err(StreamError::Progress("states of windows that keep their rows".into()))
+            Self::Keyed(keyed) => keyed.load(states).map(|()| 0),
+            Self::Sliding(_) | Self::Counted(_) if states.is_empty() => Ok(0),
+            Self::Sliding(_) | Self::Counted(_) => {
+                Err(StreamError::Progress("states of windows that keep none".into()))
             }
         }
     }

@@ -20,7 +20,9 @@ const FRAMES: u8 = 2;
 const PANES: u8 = 3;
 /// What [`Query::remembered`](crate::Query::remembered) gave.
 const MEMORY: u8 = 4;
-const SECTIONS: [u8; 4] = [BASE, FRAMES, PANES, MEMORY];
+/// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
+const TIME: u8 = 6;
+const SECTIONS: [u8; 5] = [BASE, FRAMES, PANES, MEMORY, TIME];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -47,6 +49,11 @@ pub(super) struct Saved {
     pub(super) panes: Option<Plan>,
     /// What functions remember of rows that were applied.
     pub(super) memory: Vec<u8>,
+    /// The latest that the clock has ever said.
+    pub(super) clock_high: i64,
+    pub(super) future: u64,
+    pub(super) restamped: u64,
+    pub(super) failed_out: u64,
 }
 
 /// A plan that made states.
@@ -78,6 +85,9 @@ impl Saved {
             failed: self.failed,
             dropped: self.dropped,
             results: self.results,
+            future: self.future,
+            restamped: self.restamped,
+            failed_out: self.failed_out,
             ..Counts::default()
         }
     }
@@ -89,7 +99,7 @@ impl Saved {
             put_text(&mut out, &plan.sql);
             out
         });
-        let sections = [&self.base(), &self.frames, &panes, &self.memory];
+        let sections = [&self.base(), &self.frames, &panes, &self.memory, &self.time()];
         for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
             if !bytes.is_empty() {
                 out.push(tag);
@@ -97,6 +107,16 @@ impl Saved {
                 out.extend(bytes);
             }
         }
+        out
+    }
+
+    fn time(&self) -> Vec<u8> {
+        let counts = [self.future, self.restamped, self.failed_out];
+        if self.clock_high == 0 && counts == [0; 3] {
+            return Vec::new();
+        }
+        let mut out = self.clock_high.to_le_bytes().to_vec();
+        out.extend(counts.iter().flat_map(|count| count.to_le_bytes()));
         out
     }
 
@@ -152,15 +172,27 @@ impl Saved {
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let [base, frames, panes, memory] = sections.map(Option::unwrap_or_default);
+        let [base, frames, panes, memory, time] = sections.map(Option::unwrap_or_default);
         let mut saved = Self::read_base(Reader(base))?;
         saved.frames = frames.to_vec();
         saved.memory = memory.to_vec();
+        saved.read_time(time)?;
         let mut panes = Reader(panes);
         if !panes.0.is_empty() {
             saved.panes = Some(Plan { fingerprint: panes.u32()?, sql: panes.text()? });
         }
         Ok(saved)
+    }
+
+    fn read_time(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+        let mut rest = Reader(bytes);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.clock_high = i64::from_le_bytes(rest.take()?);
+        (self.future, self.restamped) = (rest.u64()?, rest.u64()?);
+        self.failed_out = rest.u64()?;
+        if rest.0.is_empty() { Ok(()) } else { Err(StreamError::Progress("too long".into())) }
     }
 
     fn read_base(mut rest: Reader) -> Result<Self, StreamError> {
@@ -278,13 +310,18 @@ mod tests {
             frames: vec![1, 2, 3],
             panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
             memory: vec![4, 5],
+            clock_high: 11,
+            future: 12,
+            restamped: 13,
+            failed_out: 14,
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
         let (frames, panes, memory) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8, 1 + 4 + 2);
-        let after = bytes.len() - memory;
-        let whole = [after, after - panes, after - panes - frames];
+        let after = bytes.len() - (1 + 4 + 4 * 8);
+        let whole =
+            [after, after - memory, after - memory - panes, after - memory - panes - frames];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }

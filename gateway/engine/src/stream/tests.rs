@@ -7,6 +7,7 @@ mod overlap;
 mod panes;
 mod properties;
 mod restart;
+mod time;
 mod windows;
 
 use std::sync::Arc;
@@ -69,6 +70,8 @@ fn spec(size: i64, lateness: i64) -> StreamSpec {
         window: Some(Window::Tumbling { size: size * SECOND, offset: 0 }),
         allowed_lateness: lateness * SECOND,
         idle_after: 30 * SECOND,
+        future: None,
+        keep_failed: false,
         memory_max: 1 << 30,
     }
 }
@@ -80,6 +83,13 @@ fn query(spec: &StreamSpec, sql: &str) -> Query {
 fn stream(spec: StreamSpec, sql: &str) -> Stream {
     let query = query(&spec, sql);
     Stream::new(spec, query, NOW).unwrap()
+}
+
+/// The stream that a restart finds after this progress, the first that was made durable.
+fn restored(spec: &StreamSpec, query: Query, saved: &Progress) -> Stream {
+    let states = saved.states.iter().filter_map(|s| Some((s.key, s.bytes.clone()?)));
+    let states: Vec<_> = states.collect();
+    Stream::restore_with(spec.clone(), query, &saved.state, &states, NOW).unwrap()
 }
 
 const SUMS: &str = "SELECT window_start() AS s, count(*) AS n, sum(v) AS v, last(v) AS l FROM m";
@@ -112,7 +122,8 @@ async fn feed(stream: &mut Stream, table: usize, batch: RecordBatch, now: i64) -
 }
 
 fn ledger_holds(counts: &Counts) {
-    let out = counts.windowed + counts.late + counts.filtered + counts.failed + counts.dropped;
+    let out = counts.windowed + counts.late + counts.future + counts.filtered + counts.failed;
+    let out = out + counts.dropped;
     assert_eq!(counts.accepted, out + counts.open_rows, "{counts:?}");
 }
 

@@ -43,7 +43,7 @@ async fn run(
             let (progress, delivered) = durable.take().unwrap();
             effects.truncate(delivered);
             let query = query(spec, sql);
-            stream = Stream::restore(spec.clone(), query, &progress.state, NOW).unwrap();
+            stream = restored(spec, query, &progress);
             for event in logs.replay(0, progress.replay_from[0], size) {
                 effects.push(stream.apply(event, NOW).await.unwrap());
             }
