@@ -14,7 +14,9 @@ use tidegate_config::{
     Document, Environment, Problems, Severity, SourceFile, load_and_check, read_sources, store_path,
 };
 use tidegate_engine::store::StoreError;
-use tidegate_web_ui::{Applied, ApplyOutcome, ConfigChange, ConfigOrigin, ConfigProblem};
+use tidegate_web_ui::{
+    Applied, ApplyOutcome, ConfigChange, ConfigOrigin, ConfigProblem, Declined, StreamVerb,
+};
 use tokio::signal::unix::Signal;
 use tokio::sync::{mpsc, oneshot};
 
@@ -37,6 +39,24 @@ pub struct Request {
     pub text: String,
     /// Told what became of it.
     pub answer: oneshot::Sender<Applied>,
+}
+
+/// Somebody asks for a stream to stop or to start.
+pub struct StreamRequest {
+    /// The stream.
+    pub name: String,
+    /// What is to be done.
+    pub verb: StreamVerb,
+    /// Told what became of it, in words.
+    pub answer: oneshot::Sender<Result<String, Declined>>,
+}
+
+/// What may be asked of a running gateway; one after the other.
+pub enum Ask {
+    /// Another configuration.
+    Apply(Request),
+    /// A stream.
+    Stream(StreamRequest),
 }
 
 /// What asked for a change.
@@ -138,7 +158,7 @@ pub struct Steward {
     sources: Vec<SourceFile>,
     files: FileWatch,
     hangup: Signal,
-    requests: mpsc::Receiver<Request>,
+    requests: mpsc::Receiver<Ask>,
 }
 
 impl Steward {
@@ -149,7 +169,7 @@ impl Steward {
         sources: Vec<SourceFile>,
         environment: Arc<dyn Environment + Send + Sync>,
         hangup: Signal,
-        requests: mpsc::Receiver<Request>,
+        requests: mpsc::Receiver<Ask>,
     ) -> Self {
         let files = FileWatch::new(path);
         let path = path.to_owned();
@@ -162,7 +182,14 @@ impl Steward {
         self.confirm().await;
         loop {
             tokio::select! {
-                Some(request) = self.requests.recv() => self.request(request).await,
+                Some(ask) = self.requests.recv() => match ask {
+                    Ask::Apply(request) => self.request(request).await,
+                    Ask::Stream(StreamRequest { name, verb, answer }) => {
+                        let set = self.running.set_stream(&name, verb).await;
+                        // Who asked may have gone; what was done stands in status.
+                        drop(answer.send(set));
+                    }
+                },
                 Some(()) = self.hangup.recv() => self.reread(By::Signal).await,
                 () = self.files.changed() => self.reread(By::File).await,
             }

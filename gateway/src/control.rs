@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_web_ui::{
-    Answer, Applied, ApplyOutcome, Console, Control, Keeper, LogLevels, LogLevelsWanted,
+    Answer, Applied, ApplyOutcome, Console, Control, Keeper, LogLevels, LogLevelsWanted, Streams,
 };
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::Request;
+use crate::apply::{Ask, Request};
 use crate::logs::Levels;
 use crate::supervisor::{Exit, Part};
 
@@ -56,7 +56,7 @@ pub struct Desk {
     /// Cancelled when somebody asks the gateway to end, as SIGTERM does.
     pub quit: CancellationToken,
     /// Where other configurations are taken; none where there is no file to keep them in.
-    pub requests: Option<mpsc::Sender<Request>>,
+    pub requests: Option<mpsc::Sender<Ask>>,
     /// What is logged.
     pub levels: Levels,
 }
@@ -78,7 +78,7 @@ impl Control for Desk {
             let Some(requests) = requests else {
                 return not_now("this gateway has no configuration of its own");
             };
-            match requests.try_send(Request { name, text, answer }) {
+            match requests.try_send(Ask::Apply(Request { name, text, answer })) {
                 Ok(()) => {}
                 Err(TrySendError::Full(_)) => return not_now("other changes are under way"),
                 Err(TrySendError::Closed(_)) => return not_now("the gateway is stopping"),
@@ -106,6 +106,8 @@ pub struct Socket {
     pub desk: Arc<Desk>,
     /// What may be done to the store.
     pub keeper: Arc<dyn Keeper>,
+    /// What may be asked of streams.
+    pub streams: Arc<dyn Streams>,
     /// Ends serving.
     pub stop: CancellationToken,
 }
@@ -120,7 +122,8 @@ impl Part for Socket {
             }
         };
         let (console, desk) = (self.console.clone(), self.desk.clone());
-        let router = tidegate_web_ui::control_router(console, desk, self.keeper.clone());
+        let (keeper, streams) = (self.keeper.clone(), self.streams.clone());
+        let router = tidegate_web_ui::control_router(console, desk, keeper, streams);
         tidegate_web_ui::serve_unix(listener, router, self.stop.clone()).await;
         remove(&path);
         Exit::Done
@@ -187,6 +190,50 @@ pub async fn ask(
         std::io::Error::new(std::io::ErrorKind::InvalidData, "the answer is not HTTP")
     })
 }
+
+/// Asks, and hands each line of the answer to `line` as it comes, as long as it comes. Where the
+/// gateway declines, nothing is handed over, and the answer tells why. HTTP/1.0, so that the end of
+/// the connection is the end of the lines.
+pub async fn follow(
+    socket: &Path,
+    method: &str,
+    path: &str,
+    body: &str,
+    mut line: impl FnMut(&str),
+) -> std::io::Result<Reply> {
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+
+    let mut stream = tokio::net::UnixStream::connect(socket).await?;
+    let request = format!(
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await?;
+    let (mut answer, mut head) = (BufReader::new(stream), String::new());
+    while !head.ends_with("\r\n\r\n") {
+        if (&mut answer).take(HEAD_BYTES_MAX).read_line(&mut head).await? == 0 {
+            return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "no answer"));
+        }
+    }
+    let status = head.get(9..12).and_then(|status| status.parse().ok());
+    let unclear = || std::io::Error::new(std::io::ErrorKind::InvalidData, "the answer is not HTTP");
+    let status = status.filter(|_| head.starts_with("HTTP/1.")).ok_or_else(unclear)?;
+    let mut reply = Reply { status, head, body: Vec::new() };
+    if status >= 300 {
+        answer.take(HEAD_BYTES_MAX).read_to_end(&mut reply.body).await?;
+        return Ok(reply);
+    }
+    let mut text = String::new();
+    while answer.read_line(&mut text).await? > 0 {
+        line(text.trim_end_matches('\n'));
+        text.clear();
+    }
+    Ok(reply)
+}
+
+/// Bytes of an answer's head, and of why the gateway declines.
+const HEAD_BYTES_MAX: u64 = 64 << 10;
 
 /// Splits an answer into its head and its body.
 fn parse(answer: &[u8]) -> Option<Reply> {

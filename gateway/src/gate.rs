@@ -108,7 +108,7 @@ fn parts(views: &Views) -> Vec<(String, Shown, Option<String>)> {
     }
     for stream in &views.streams {
         // It shows counts from when it has taken up its state.
-        let restored = stream.engine.borrow().is_some();
+        let restored = stream.stopped || stream.engine.borrow().is_some();
         let state = if restored { PartState::Up } else { PartState::Connecting };
         parts.push(part("stream", &stream.name, &stream.health, state, None));
     }

@@ -8,7 +8,8 @@
 mod assemble;
 mod worker;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use tidegate_drivers::bus::BusHandle;
 use tidegate_drivers::types::Span;
 use tidegate_engine::Sql;
 use tidegate_engine::store::{Commit, Store, StoreError};
+use tidegate_web_ui::{Declined, StreamVerb};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -27,10 +29,12 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::build::{self, Surroundings};
 use crate::chain::{self, StreamTables};
 use crate::clock::{Ages, DurableTime};
+use crate::floor::stopped;
 use crate::ledger;
 use crate::status::{DeviceView, GatewayStatus, LinkView, LookupView, SinkView, StreamView, Views};
 use crate::stream::Feeds;
 use crate::table::{Arrival, Readers};
+use crate::tap::Taps;
 use crate::wanted::{DeviceWish, SinkWish, StreamWish, Wanted};
 use assemble::start_link;
 use worker::{END_MAX, Workers, add, differing, end, ended, missing, same, stop};
@@ -65,8 +69,12 @@ pub struct Running {
     pub status: Arc<GatewayStatus>,
     /// The store's handle.
     pub store: Store,
+    /// Who looks at rows.
+    pub taps: Arc<Taps>,
     around: Surroundings,
-    document: Document,
+    document: Arc<Document>,
+    /// Streams that somebody stopped.
+    stopped: BTreeSet<String>,
     sql: Arc<Sql>,
     /// The columns of streams that others read.
     stream_tables: StreamTables,
@@ -122,8 +130,10 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
         stream_tables: StreamTables::plan(&document, &sql),
         sql,
         arrays: ArrayPool::default(),
+        stopped: stopped::read(Path::new(&document.store.path)),
+        taps: Arc::default(),
         around,
-        document,
+        document: Arc::new(document),
         links: BTreeMap::new(),
         tables: BTreeMap::new(),
         devices: BTreeMap::new(),
@@ -151,10 +161,15 @@ impl Running {
         &self.document
     }
 
+    /// Where streams run.
+    pub fn compute(&self) -> tokio::runtime::Handle {
+        self.around.crews.compute.clone()
+    }
+
     /// Whether `document`, with the secrets as they are now, wants nothing that does not run.
     pub fn is_equal(&self, document: &Document) -> bool {
         let wanted = Wanted::new(document, &self.around, &self.stream_tables);
-        *document == self.document
+        *document == *self.document
             && same(&self.devices, &wanted.devices)
             && same(&self.sinks, &wanted.sinks)
     }
@@ -178,7 +193,7 @@ impl Running {
         let (layout, bytes_max) = (build::layout(&document), document.store.max_bytes.get());
         let laid_out = in_time(self.store.relayout(layout, bytes_max)).await;
         if laid_out.is_ok() {
-            self.document = document;
+            self.document = Arc::new(document);
             self.sql = sql;
             self.stream_tables = stream_tables;
         }
@@ -265,6 +280,70 @@ impl Running {
         started
     }
 
+    /// Runs a stream no more, or again, or anew; durable. An error says why nothing was done.
+    pub async fn set_stream(&mut self, name: &str, verb: StreamVerb) -> Result<String, Declined> {
+        let document = self.document.clone();
+        let Some(section) = document.streams.iter().find(|s| s.name.as_str() == name) else {
+            return Err(Declined::Unknown(format!("there is no stream `{name}`")));
+        };
+        let was_stopped = self.stopped.contains(name);
+        let detail = match verb {
+            StreamVerb::Stop if was_stopped => return Ok(format!("{name} is stopped already")),
+            StreamVerb::Start if !was_stopped => return Ok(format!("{name} runs already")),
+            StreamVerb::Restart if was_stopped => {
+                return Err(Declined::NotNow(format!("{name} is stopped: start it")));
+            }
+            StreamVerb::Stop => format!(
+                "{name} is stopped, also after a restart; its tables keep rows for it, within \
+                 `store.max_bytes`"
+            ),
+            StreamVerb::Start => format!("{name} runs again, from where it was"),
+            StreamVerb::Restart => format!("{name} was started anew from the store"),
+        };
+        if verb != StreamVerb::Restart {
+            let mut stopped = self.stopped.clone();
+            if verb == StreamVerb::Stop {
+                stopped.insert(name.to_owned());
+            } else {
+                stopped.remove(name);
+            }
+            self.keep_stopped(stopped).await?;
+        }
+        // Cut off wherever it is, as after a crash: its state is in the store.
+        let old = self.streams.remove(name).into_iter();
+        let old: Workers<StreamWish, StreamView> = old.map(|w| (name.to_owned(), w)).collect();
+        old.values().filter_map(|w| w.task.as_ref()).for_each(AbortOnDropHandle::abort);
+        let wish = old.values().next().map(|worker| worker.wish.clone());
+        end("stream", old, &mut Vec::new()).await;
+        // What it had handed to the store counts as its state.
+        let barrier = Commit { wait: true, ..Commit::default() };
+        if let Err(error) = in_time(async { self.store.submit(barrier).await?.await }).await {
+            tracing::warn!(stream = name, %error, "its last results may not be shown yet");
+        }
+        if let Some(wish) = wish {
+            let worker = self.stream(section, wish);
+            self.streams.insert(name.to_owned(), worker);
+        }
+        self.status.show(self.views());
+        tracing::info!(stream = name, ?verb, "asked for");
+        Ok(detail)
+    }
+
+    async fn keep_stopped(&mut self, stopped: BTreeSet<String>) -> Result<(), Declined> {
+        let (store, names) = (self.document.store.path.clone(), stopped.clone());
+        let written =
+            tokio::task::spawn_blocking(move || stopped::write(Path::new(&store), &names)).await;
+        let failed = match written {
+            Ok(Ok(())) => {
+                self.stopped = stopped;
+                return Ok(());
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        Err(Declined::NotNow(format!("it cannot be kept over a restart: {failed}")))
+    }
+
     /// The store knows no clock: what it does by time is told to it from here.
     fn timers(&mut self) {
         self.ages_max.store(longest_age(&self.document).as_secs(), Ordering::Relaxed);
@@ -305,6 +384,7 @@ impl Running {
         let read = self.streams.keys().filter(|name| self.stream_tables.get(name).is_some());
         let read = read.cloned();
         Views {
+            document: Some(self.document.clone()),
             store_bytes_max: store.max_bytes.get(),
             daily_writes: store.daily_writes.map(Bytes::get),
             tables: self.tables.keys().cloned().chain(read).collect(),

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tidegate_config::{EventTime, Severity, Window};
+use tidegate_config::{Document, EventTime, Severity, Window};
 use tidegate_drivers::south::modbus::Bus;
 use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::store::{Recovery, Store};
@@ -79,6 +79,8 @@ pub struct StreamView {
     pub engine: watch::Receiver<Option<Counts>>,
     /// Batches that may wait for it.
     pub queue_capacity: u32,
+    /// Somebody stopped it.
+    pub stopped: bool,
 }
 
 /// A lookup as status sees it.
@@ -120,6 +122,8 @@ pub struct SinkView {
 /// What status can see of the running configuration. Replaced as a whole when it changes.
 #[derive(Clone, Default)]
 pub struct Views {
+    /// The configuration itself; none before the first part has started.
+    pub document: Option<Arc<Document>>,
     /// Bytes that the store may hold.
     pub store_bytes_max: u64,
     /// Bytes that may be written in a day before there is an alarm.
@@ -204,6 +208,7 @@ impl web::Console for GatewayStatus {
                 .into_iter()
                 .chain(alarms(&store, self.store.stats().failed))
                 .chain(views.lookups.iter().filter_map(lookup_alarm))
+                .chain(views.streams.iter().filter(|s| s.stopped).map(stopped))
                 .collect(),
             store,
             ledger: self.ledger(&views),
@@ -226,7 +231,8 @@ impl web::Console for GatewayStatus {
             add("configuration".to_owned(), reason.to_owned());
         }
         for stream in &self.views().streams {
-            if stream.health.state() != State::Running {
+            // One that somebody stopped is an alarm, and no reason to restart anything.
+            if stream.health.state() != State::Running && !stream.stopped {
                 let reason = stream.health.last_error();
                 let reason = reason.unwrap_or_else(|| stream.health.state().name().to_owned());
                 add(format!("stream {}", stream.name), reason);
@@ -414,6 +420,11 @@ fn lookup_alarm(lookup: &LookupView) -> Option<web::Reason> {
     let failed = lookup.loads.get().failed?;
     let reason = format!("not loaded: {failed}");
     Some(web::Reason { part: format!("lookup {}", lookup.name), reason })
+}
+
+fn stopped(stream: &StreamView) -> web::Reason {
+    let reason = "stopped by request: its tables keep rows for it until it is started";
+    web::Reason { part: format!("stream {}", stream.name), reason: reason.to_owned() }
 }
 
 fn stream(stream: &StreamView, now: i64, unrouted: u64) -> web::StreamStatus {

@@ -6,11 +6,14 @@
 //! is missed.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
+use arrow::array::{AsArray, RecordBatch};
+use arrow::compute::concat_batches;
+use arrow::datatypes::SchemaRef;
 use tidegate_config::check::{ERROR_COLUMN, REASON_COLUMN, with_text};
 use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::store::{Commit, Store, StreamProgress};
@@ -20,9 +23,11 @@ use tokio::time::{Instant, timeout};
 
 use crate::chain::Upstream;
 use crate::clock::{DurableTime, SharedClock};
+use crate::process::{Losses, Program};
 use crate::route::{Routed, Router, Target, with_reason};
 use crate::supervisor::{Exit, Health, Part};
 use crate::table::Positioned;
+use crate::tap::{Passed, Taps};
 
 /// Where a stream's rows go, planned with its SQL: one router for each form that rows have.
 #[derive(Debug, Default)]
@@ -63,8 +68,12 @@ pub struct StreamPart {
     pub lookups: Vec<Arc<Lookup>>,
     /// The stream's SQL.
     pub sql_text: String,
-    /// The planner.
+    /// The planner of all streams.
     pub sql: Arc<Sql>,
+    /// How many bytes of its memory the stream's SQL may hold.
+    pub sql_memory: usize,
+    /// How long one execution may take.
+    pub sql_time: Duration,
     /// What the tables bring.
     pub queue: mpsc::Receiver<Positioned>,
     /// The store.
@@ -95,12 +104,33 @@ pub struct StreamPart {
     pub feeds: Arc<Feeds>,
     /// After how long a silent source is idle.
     pub idle_after: Duration,
+    /// Who looks at its results.
+    pub taps: Arc<Taps>,
+    /// How many pieces of a batch are computed at the same time.
+    pub workers: usize,
+    /// The program that makes other rows of its results.
+    pub program: Option<ProgramSpec>,
+    /// Over which results the program was lost.
+    pub losses: Losses,
+    /// Tells why the program is away, while the stream waits for it.
+    pub away: (mpsc::Sender<String>, mpsc::Receiver<String>),
     /// How far time has come in what is durable.
     pub durable_time: Arc<DurableTime>,
     /// The targets with their conditions planned; made with the SQL's plan.
     pub routers: Routers,
     /// The stream's last look at the clock.
     pub looked: Option<(i64, Instant)>,
+}
+
+/// How a stream's program is reached, and what it gives.
+#[derive(Debug, Clone)]
+pub struct ProgramSpec {
+    /// The socket that it listens on.
+    pub socket: PathBuf,
+    /// How long an answer may take.
+    pub timeout: Duration,
+    /// The columns of its rows.
+    pub columns: SchemaRef,
 }
 
 /// The connections of all feeds, by device: a device that is started anew puts its own here.
@@ -194,16 +224,18 @@ impl StreamPart {
     /// Builds the engine's state from the stored progress and the rows after it.
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
-        let query = self
-            .spec
-            .plan_with(&self.sql, &self.sql_text, &self.lookups)
-            .map_err(|e| format!("SQL: {e}"))?;
+        let sql = self.sql.share(self.sql_memory, self.sql_time);
+        let query = sql.and_then(|sql| self.spec.plan_with(&sql, &self.sql_text, &self.lookups));
+        let mut query = query.map_err(|e| format!("SQL: {e}"))?;
         for lookup in query.lookups() {
             // Its rows are in the log meanwhile: none is joined with a table that is not there.
             if timeout(LOOKUP_WAIT, lookup.loaded()).await.is_err() {
                 return Err(format!("the lookup `{}` was never loaded", lookup.name()));
             }
         }
+        // What was told of the program before is no news.
+        while self.away.1.try_recv().is_ok() {}
+        self.equip(&mut query);
         self.looked = None;
         // All rows that were queued before this commit are readable after it.
         self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
@@ -233,6 +265,21 @@ impl StreamPart {
     fn take_up_log(&mut self, stream: &Stream) {
         if let Some(upstream) = &mut self.upstream {
             upstream.resume(self.store.log_end(&self.name), stream.counts().results);
+        }
+    }
+
+    /// Gives a query its workers and its program.
+    fn equip(&self, query: &mut Query) {
+        query.set_workers(self.workers);
+        if let Some(program) = &self.program {
+            query.set_process(Box::new(Program::new(
+                program.socket.clone(),
+                program.timeout,
+                (query.schema(), program.columns.clone()),
+                self.name.to_string(),
+                self.losses.clone(),
+                self.away.0.clone(),
+            )));
         }
     }
 
@@ -268,13 +315,16 @@ impl StreamPart {
         let Some(text) = outdated.map_err(|e| e.to_string())? else {
             return Ok(());
         };
-        let old = match self.spec.plan_with(&self.sql, &text, &self.lookups) {
+        let sql = self.sql.share(self.sql_memory, self.sql_time);
+        let old = sql.and_then(|sql| self.spec.plan_with(&sql, &text, &self.lookups));
+        let mut old = match old {
             Ok(old) => old,
             Err(error) => {
                 tracing::warn!(stream = &*self.name, %error, "the SQL of before cannot end its windows");
                 return Ok(());
             }
         };
+        self.equip(&mut old);
         match self.routers(&old) {
             Ok(routers) => self.routers = routers,
             Err(error) => {
@@ -292,7 +342,10 @@ impl StreamPart {
         let mut commit = Commit::default();
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
         let before = stream.counts();
-        let effects = stream.close_all().await;
+        let effects = tokio::select! {
+            effects = stream.close_all() => effects,
+            Some(why) = self.away.1.recv() => return Err(why),
+        };
         self.note(&effects);
         self.encode(&effects, &before, self.clock.now(), &mut commit)?;
         self.submit(&mut stream, commit).await?;
@@ -358,7 +411,7 @@ impl StreamPart {
                     }
                     let waiting = self.queue.len() as u64;
                     self.counts.queue_len.store(waiting, Ordering::Relaxed);
-                    for rows in gathered.drain(..) {
+                    for rows in joined(&mut gathered, self.workers) {
                         self.rows(stream, rows, &mut commit).await?;
                     }
                 }
@@ -412,7 +465,11 @@ impl StreamPart {
         let now = self.clock.now();
         self.forgive_step(stream, now);
         let before = stream.counts();
-        let effects = stream.apply(event, now).await.map_err(|e| e.to_string())?;
+        let effects = tokio::select! {
+            effects = stream.apply(event, now) => effects.map_err(|e| e.to_string())?,
+            // The stream is thrown away with what it was doing, and built again from the store.
+            Some(why) = self.away.1.recv() => return Err(why),
+        };
         self.note(&effects);
         self.encode(&effects, &before, now, commit)
     }
@@ -456,6 +513,11 @@ impl StreamPart {
                 let rows = upstream.rows(output, now);
                 commit.rows.push(rows.map_err(|e| format!("a result makes no row: {e}"))?);
             }
+            self.taps.offer(&self.name, || Passed {
+                first: output.first_seq,
+                batch: output.batch.clone(),
+                quality: Some(output.quality),
+            });
             let window = output.window.map(|w| (w.start, w.end));
             let rows = Routed {
                 batch: &output.batch,
@@ -543,4 +605,39 @@ impl StreamPart {
         }
         Ok(())
     }
+}
+
+/// Puts what waited together where several work on a batch: rows of one table that follow each other
+/// and are all good. Others stay by themselves, so that each row keeps its quality.
+fn joined(gathered: &mut Vec<Positioned>, workers: usize) -> Vec<Positioned> {
+    if workers < 2 {
+        return std::mem::take(gathered);
+    }
+    let mut joined: Vec<Positioned> = Vec::with_capacity(gathered.len());
+    for rows in gathered.drain(..) {
+        let together = joined.last().filter(|last| {
+            last.table == rows.table
+                && last.position + last.batch.num_rows() as u64 == rows.position
+                && last.batch.num_rows() < JOINED_ROWS
+                && last.batch.schema_ref() == rows.batch.schema_ref()
+                && is_good(&last.batch)
+                && is_good(&rows.batch)
+        });
+        let batch = together.and_then(|last| {
+            concat_batches(rows.batch.schema_ref(), [&last.batch, &rows.batch]).ok()
+        });
+        match (batch, joined.last_mut()) {
+            (Some(batch), Some(last)) => last.batch = batch,
+            _ => joined.push(rows),
+        }
+    }
+    joined
+}
+
+/// Rows that are put together for several workers.
+const JOINED_ROWS: usize = 8192;
+
+fn is_good(batch: &RecordBatch) -> bool {
+    let quality = batch.column_by_name("quality").and_then(|column| column.as_string_opt::<i32>());
+    quality.is_some_and(|quality| quality.iter().all(|quality| quality == Some("good")))
 }

@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::clock::{DurableTime, SharedClock};
 use crate::ledger::Growth;
 use crate::supervisor::{Exit, Part};
+use crate::tap::{Passed, Taps};
 
 /// A batch on its way from a source to its table.
 pub struct Arrival {
@@ -102,6 +103,8 @@ pub struct Table {
     pub next_position: u64,
     /// The time of day, for the table's history.
     pub clock: SharedClock,
+    /// Who looks at its rows.
+    pub taps: Arc<Taps>,
     /// How far time has come in what is durable.
     pub durable_time: Arc<DurableTime>,
 }
@@ -187,6 +190,11 @@ impl Table {
         if batch.num_rows() == 0 {
             return Ok(());
         }
+        self.taps.offer(&self.name, || Passed {
+            first: position,
+            batch: batch.clone(),
+            quality: None,
+        });
         self.readers.send(|table| Positioned { table, position, batch: batch.clone() }).await;
         Ok(())
     }

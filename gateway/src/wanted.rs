@@ -10,6 +10,7 @@ use tidegate_config::{
     Device, Document, Link, LookupSection, SinkDriver, SinkReplay, StreamSection,
 };
 use tidegate_drivers::north::Encode;
+use tidegate_drivers::types::Span;
 use tidegate_engine::StreamSpec;
 
 use crate::build::{Surroundings, device_secret, encode, link_of, sink_secret, stream_spec};
@@ -45,6 +46,7 @@ struct OwnWish {
     lookups: Vec<LookupSection>,
     /// Memory of all SQL together: with another bound the planner is another one.
     memory: usize,
+    sql_time: Span,
 }
 
 impl OwnWish {
@@ -61,6 +63,7 @@ impl OwnWish {
             encodes: sinks.map(|sink| encode(&sink.driver)).collect(),
             lookups: document.lookups.iter().filter(named).cloned().collect(),
             memory: document.limits.memory.len(),
+            sql_time: document.limits.sql_time,
         }
     }
 }

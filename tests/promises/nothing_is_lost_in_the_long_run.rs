@@ -3,9 +3,10 @@
 //! gateway that is killed now and then.
 //!
 //! What went in came out, or was dropped by a bound and counted: of the sink without a bound
-//! everything, in order; of the one with a bound everything that it does not count as dropped.
+//! everything, in order; of the one with a bound everything that it does not count as dropped. And of
+//! a stream with windows each window once, with every row that the ledger says it had.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,15 @@ devices:
     driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{source}\", topics: [ in ], qos: 1, backoff_min: 50ms, backoff_max: 200ms, points: [ {{ name: n, type: i64 }} ] }} }}
 streams:
   - {{ name: rows, from: [feed], sql: 'SELECT n FROM feed', to: [ {{ sink: all }}, {{ sink: some }} ] }}
+  - name: windows
+    from: [feed]
+    window: {{ tumbling: {{ size: 500ms }} }}
+    event_time: arrival
+    sql: SELECT window_start() AS start, count(*) AS c, count(DISTINCT n) AS d FROM feed
+    to: [ {{ sink: windows }} ]
 sinks:
+  - name: windows
+    driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{far}\", topic: windows, qos: 1, backoff_min: 50ms, backoff_max: 200ms }} }}
   - name: all
     driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{far}\", topic: all, qos: 1, backoff_min: 50ms, backoff_max: 200ms }} }}
     store: {{ max_bytes: 256MiB }}
@@ -96,6 +105,22 @@ fn numbers(records: &[Record]) -> BTreeSet<u64> {
     records.iter().map(|record| record.id_parts().3).collect()
 }
 
+/// Each window has one result, by its id and by its start, and their counts are what the ledger says.
+fn each_window_once(windows: &[Record], hop: &Value) {
+    repeated(windows);
+    assert_contiguous(windows);
+    let results: BTreeMap<u64, &Record> =
+        windows.iter().map(|record| (record.id_parts().3, record)).collect();
+    let starts: BTreeSet<_> = results.values().map(|record| record.text_of("start")).collect();
+    assert_eq!(starts.len(), results.len(), "a window with two results");
+    let rows: i64 = results.values().map(|record| record.int("c")).sum();
+    let ledger = |key: &str| hop[key].as_i64().unwrap_or_else(|| panic!("{key} of {hop}"));
+    assert_eq!(rows, ledger("windowed"), "{hop}");
+    let parts = ["windowed", "late", "failed", "dropped", "open"].map(ledger);
+    assert_eq!(ledger("accepted"), parts.iter().sum::<i64>(), "{hop}");
+    assert_eq!((ledger("failed"), ledger("dropped")), (0, 0), "{hop}");
+}
+
 #[test]
 fn a52_in_is_out_and_counted_drops() {
     let records = setting("TIDEGATE_TEST_RECORDS", if soak() { 1_000_000 } else { 50_000 });
@@ -131,6 +156,7 @@ fn a52_in_is_out_and_counted_drops() {
     let twice = repeated(&all);
     assert_complete(&all, "n", 1, records);
     assert_contiguous(&all);
+    each_window_once(&of_topic(&arrived, "windows"), part(&status["ledger"], "streams", "windows"));
     let put_in = *numbers(&all).last().expect("records");
 
     let some = of_topic(&arrived, "some");

@@ -23,7 +23,8 @@ use crate::console::{
 use crate::guard::RequestLimits;
 use crate::problem::Problem;
 use crate::store::Keeper;
-use crate::{exposition, guard, keeping, metrics};
+use crate::streams::Streams;
+use crate::{exposition, guard, keeping, metrics, streams as floor};
 
 /// What `/` says until there is a page.
 const WHERE_TO_LOOK: &str = "\
@@ -44,13 +45,15 @@ pub fn router(console: Arc<dyn Console>) -> Router {
 
 /// The routes of the control socket: those of [`router`], and those that change something or tell
 /// what is stored: `POST /api/v1/shutdown`, `POST /api/v1/config/apply`, `GET` and `PUT
-/// /api/v1/logs/levels`, and below `/api/v1/store` and `/api/v1/sinks` what may be done to the store.
+/// /api/v1/logs/levels`, below `/api/v1/store` and `/api/v1/sinks` what may be done to the store, and
+/// `/api/v1/tap`, `/api/v1/preview` and `/api/v1/streams`.
 ///
 /// The socket's file mode decides who may connect, so the Host header is not judged here.
 pub fn control_router(
     console: Arc<dyn Console>,
     control: Arc<dyn Control>,
     keeper: Arc<dyn Keeper>,
+    streams: Arc<dyn Streams>,
 ) -> Router {
     let levels = get(log_levels).merge(put(set_log_levels));
     let changing = Router::new()
@@ -61,8 +64,10 @@ pub fn control_router(
     // Its own limits, and outside those of the others: the inner of two limits would win.
     let apply = limited(apply, guard::CONFIGURATION);
     let slow = limited(keeping::slow(keeper.clone()), guard::MAINTENANCE);
-    let quick = reading(console).merge(changing).merge(keeping::quick(keeper));
-    with_headers(guarded(quick, guard::REQUEST).merge(apply).merge(slow))
+    let trying = limited(floor::slow(streams.clone()), guard::STREAMS);
+    let quick =
+        reading(console).merge(changing).merge(keeping::quick(keeper)).merge(floor::quick(streams));
+    with_headers(guarded(quick, guard::REQUEST).merge(apply).merge(slow).merge(trying))
 }
 
 fn reading(console: Arc<dyn Console>) -> Router {

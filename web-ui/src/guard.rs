@@ -38,6 +38,11 @@ pub(crate) const REQUEST: RequestLimits =
 pub(crate) const CONFIGURATION: RequestLimits =
     RequestLimits { body_max: 16 << 20, timeout: Duration::from_secs(150) };
 
+/// What a change of one stream, or trying SQL, may take until it is answered: a change of the
+/// configuration that is under way comes first. A text of SQL has up to 64 KiB.
+pub(crate) const STREAMS: RequestLimits =
+    RequestLimits { body_max: 256 * 1024, timeout: Duration::from_secs(150) };
+
 /// What reading or writing the whole store may take.
 pub(crate) const MAINTENANCE: RequestLimits =
     RequestLimits { body_max: 16 * 1024, timeout: Duration::from_mins(10) };

@@ -15,6 +15,7 @@ mod metrics;
 mod problem;
 mod serve;
 mod store;
+mod streams;
 
 pub use api::{control_router, router};
 pub use console::{
@@ -31,3 +32,4 @@ pub use store::{
     ReplayRate, SinkContents, SinkLanes, StoreCompacted, StoreContents, StoreStatus, StoreVerified,
     TableContents, Unclaimed,
 };
+pub use streams::{Declined, Lines, PreviewWanted, StreamSet, StreamVerb, Streams, TapWanted};

@@ -154,6 +154,10 @@ pub struct Limits {
     /// Memory for open windows and SQL of all streams together.
     #[serde(default = "default_memory")]
     pub memory: Bytes,
+    /// How long the SQL of a stream may take for one window or batch; then it is ended, and the rows
+    /// count as failed.
+    #[serde(default = "default_sql_time")]
+    pub sql_time: Span,
     /// Batches that may wait between a device and its table.
     #[serde(default = "default_table_queue")]
     pub table_queue: u32,
@@ -175,6 +179,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             memory: default_memory(),
+            sql_time: default_sql_time(),
             table_queue: default_table_queue(),
             stream_queue: default_stream_queue(),
             store_queue: default_store_queue(),
@@ -206,6 +211,10 @@ fn default_listen() -> String {
 
 fn default_memory() -> Bytes {
     Bytes::from_mib(128)
+}
+
+fn default_sql_time() -> Span {
+    Span::from_secs(10)
 }
 
 fn default_table_queue() -> u32 {

@@ -50,8 +50,8 @@ pub use sink::{
 };
 pub use span::{Position, Spans};
 pub use stream::{
-    ErrorAck, ErrorRoute, EventTime, Future, LateRoute, OnChange, Route, StreamSection, Sync,
-    Tumbling, Window,
+    ColumnType, ErrorAck, ErrorRoute, EventTime, Future, LateRoute, OnChange, ProcessColumn,
+    ProcessSection, Route, StreamSection, Sync, Tumbling, Window,
 };
 pub use table::{RESERVED_COLUMNS, Table};
 pub use test_case::{Expect, Scalar, StreamTest, TestRow};

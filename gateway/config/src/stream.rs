@@ -3,8 +3,10 @@
 //! What the words mean (event time, watermark, late) is the engine's affair; this is how they are
 //! said.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_drivers::types::{Name, Span};
@@ -47,12 +49,19 @@ pub struct StreamSection {
     /// When results are made durable.
     #[serde(default)]
     pub sync: Sync,
+    /// How many pieces of a batch are computed at the same time, by a stream without a window;
+    /// results keep the order of the rows.
+    #[serde(default = "default_workers")]
+    pub workers: u32,
     /// What becomes of windows that are open when the SQL is changed and cannot go on with what
     /// their rows were folded into.
     #[serde(default)]
     pub on_change: OnChange,
     /// One SELECT over the tables in `from`.
     pub sql: String,
+    /// A program on this machine that makes other rows of the results, before they are committed.
+    #[serde(default)]
+    pub process: Option<ProcessSection>,
     /// The sinks that results go to.
     #[serde(default)]
     pub to: Vec<Route>,
@@ -162,6 +171,80 @@ pub enum Sync {
     Each,
 }
 
+/// A program that results are handed to, and whose rows take their place. The gateway does not start
+/// it: it listens on a Unix socket, under its own service.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessSection {
+    /// Path of the Unix socket that the program listens on.
+    pub socket: String,
+    /// How long the program may take for the results of one window or batch.
+    #[serde(default = "default_process_timeout")]
+    pub timeout: Span,
+    /// The columns of the rows that the program gives, in order.
+    pub columns: Vec<ProcessColumn>,
+}
+
+impl ProcessSection {
+    /// The columns of the rows that the program gives.
+    pub fn schema(&self) -> SchemaRef {
+        let field = |column: &ProcessColumn| {
+            Field::new(column.name.as_str(), column.value_type.data_type(), true)
+        };
+        Arc::new(Schema::new(self.columns.iter().map(field).collect::<Vec<_>>()))
+    }
+}
+
+/// One column of the rows that a program gives.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessColumn {
+    /// The column's name.
+    pub name: Name,
+    /// The column's type.
+    #[serde(rename = "type")]
+    pub value_type: ColumnType,
+}
+
+/// The type of a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ColumnType {
+    /// true or false.
+    Bool,
+    /// Whole number, 64 bit.
+    I64,
+    /// Whole number without sign, 64 bit.
+    U64,
+    /// Floating point, 32 bit.
+    F32,
+    /// Floating point, 64 bit.
+    F64,
+    /// Text.
+    String,
+    /// Point in time, microseconds, UTC.
+    Timestamp,
+}
+
+impl ColumnType {
+    /// The column's Arrow type.
+    pub fn data_type(self) -> DataType {
+        match self {
+            Self::Bool => DataType::Boolean,
+            Self::I64 => DataType::Int64,
+            Self::U64 => DataType::UInt64,
+            Self::F32 => DataType::Float32,
+            Self::F64 => DataType::Float64,
+            Self::String => DataType::Utf8,
+            Self::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        }
+    }
+}
+
+fn default_process_timeout() -> Span {
+    Span::from_secs(5)
+}
+
 /// What becomes of rows whose time is too far ahead of the gateway's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -204,6 +287,10 @@ pub struct LateRoute {
     /// The sinks that late rows go to, with the columns of their table and `_reason`: `late` or
     /// `future`.
     pub to: Vec<Route>,
+}
+
+fn default_workers() -> u32 {
+    1
 }
 
 /// Where rows go that the SQL failed on.

@@ -21,7 +21,7 @@ pub use calendar::{Calendar, Zone};
 pub use functions::function_names;
 pub use lookup::Lookup;
 pub use sql::{
-    Condition, Mode, Query, Sql, SqlError, TableSchema, Tables, latest_names, rows_where,
+    Condition, Mode, Process, Query, Sql, SqlError, TableSchema, Tables, latest_names, rows_where,
 };
 pub use stream::{
     Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Latest, Output, Progress,

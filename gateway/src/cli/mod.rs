@@ -5,6 +5,7 @@
 pub mod check;
 pub mod explain;
 mod keeper;
+pub mod live;
 pub mod print;
 pub mod run;
 pub mod sim;
@@ -153,6 +154,18 @@ pub enum Command {
         #[command(flatten)]
         socket: SocketArgs,
     },
+    /// Show the results of a stream, or the rows of a table, as they come: one JSON object a line.
+    ///
+    /// Nobody waits for who looks: rows that are not taken in time are lost to it, and a line
+    /// `{"_lost": n}` says how many.
+    Tap(live::TapArgs),
+    /// Try SQL over the rows that a running gateway still has, and over new ones. Writes nothing.
+    ///
+    /// Rows that all streams have passed are there for as long as `history` of their devices says.
+    Preview(live::PreviewArgs),
+    /// List the streams of a running gateway, stop them and start them.
+    #[command(subcommand)]
+    Streams(live::StreamsCommand),
     /// Look at what is stored, check it, export it; beside a running gateway or without one.
     #[command(subcommand)]
     Store(store::StoreCommand),
@@ -204,6 +217,9 @@ pub fn dispatch(cli: Cli, levels: Levels) -> ExitCode {
         Command::Status(args) => socket::status(&args.socket),
         Command::Healthcheck(args) => socket::healthcheck(&args.socket),
         Command::Apply { file, socket } => socket::apply(&socket.socket, &file),
+        Command::Tap(args) => live::tap(&args),
+        Command::Preview(args) => live::preview(&args),
+        Command::Streams(command) => live::streams(&command),
         Command::Store(command) => store::store(command),
         Command::Sinks(command) => store::sinks(&command),
         Command::Rejected(command) => store::rejected(command),

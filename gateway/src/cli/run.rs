@@ -18,6 +18,7 @@ use crate::apply::{Boot, REQUESTS_MAX, Steward, boot};
 use crate::build::{Crews, Surroundings};
 use crate::clock::SteadyClock;
 use crate::control::{Desk, Http, Socket};
+use crate::floor::StreamFloor;
 use crate::keeper::StoreKeeper;
 use crate::logs::Levels;
 use crate::notify::Notify;
@@ -68,24 +69,27 @@ pub struct Threads {
     /// wake a second one, which costs as much as both (two threads made three `epoll_wait` and a
     /// `write` for each request, where one makes a single `epoll_wait`).
     poll: Runtime,
-    /// Streams, so that pollers never share a thread with a window close.
+    /// Streams, so that pollers never share a thread with a window close. One thread for each core,
+    /// up to four: a stream whose SQL takes long leaves the others their turns, and on a second
+    /// thread they need not even wait for them.
     compute: Runtime,
 }
 
 impl Threads {
     /// Starts them.
     pub fn start() -> std::io::Result<Self> {
-        let runtime = |name: &str, threads| {
-            tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(threads)
-                .thread_name(name)
-                .enable_all()
-                .build()
+        let builder = |name: &str, threads| {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(threads).thread_name(name).enable_all();
+            builder
         };
+        let mut compute = builder("tidegate-sql", compute_threads());
+        // Turns of 5 ms: rows and timers are looked for after two of them, not after 61.
+        compute.event_interval(TURNS_MAX).global_queue_interval(TURNS_MAX);
         Ok(Self {
-            io: runtime("tidegate-io", 2)?,
-            poll: runtime("tidegate-poll", 1)?,
-            compute: runtime("tidegate-sql", 1)?,
+            io: builder("tidegate-io", 2).build()?,
+            poll: builder("tidegate-poll", 1).build()?,
+            compute: compute.build()?,
         })
     }
 
@@ -101,6 +105,17 @@ impl Threads {
         self.io.shutdown_background();
     }
 }
+
+/// Threads on which streams compute.
+fn compute_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(COMPUTE_THREADS_MAX))
+}
+
+/// Turns of streams after which new rows are looked for.
+const TURNS_MAX: u32 = 2;
+
+/// More of them would only wait for each other's memory.
+const COMPUTE_THREADS_MAX: usize = 4;
 
 async fn serve(path: &Path, boot: Boot, levels: Levels, crews: Crews) -> u8 {
     // Signals are caught before anything can be in the middle of something.
@@ -219,11 +234,18 @@ impl Doors {
             stop: stop.clone(),
             bound,
         };
+        let floor = StreamFloor::new(
+            running.status.clone(),
+            running.taps.clone(),
+            running.compute(),
+            desk.requests.clone(),
+        );
         let socket = Socket {
             dir: PathBuf::from(&document.store.path),
             console: running.status.clone(),
             desk: Arc::new(desk),
             keeper: Arc::new(StoreKeeper::beside(running.status.clone())),
+            streams: Arc::new(floor),
             stop: stop.clone(),
         };
         let (a, b) = (stop.clone(), stop.clone());

@@ -22,12 +22,13 @@ use crate::build::{self, LinkPart};
 use crate::chain::Upstream;
 use crate::ledger::{self, SourceKeys};
 use crate::lookup::{Loads, LookupPart, lookup_copy};
+use crate::process::Losses;
 use crate::progress::Pulse;
 use crate::pump::{Asked, Pump, Queue, SinkCounts, SinkOutbox};
 use crate::route::Target;
 use crate::source::{Source, SourceCounts, Unsettled};
 use crate::status::{DeviceView, LinkView, LookupView, SinkView, StreamView};
-use crate::stream::{Routers, StreamCounts, StreamPart};
+use crate::stream::{ProgramSpec, Routers, StreamCounts, StreamPart};
 use crate::supervisor::{Health, State};
 use crate::table::{Reader, Readers, Table};
 use crate::wanted::{DeviceWish, SinkWish, StreamWish};
@@ -38,6 +39,9 @@ impl Running {
         stream: &StreamSection,
         wish: StreamWish,
     ) -> Worker<StreamWish, (StreamView, Arc<Readers>)> {
+        if self.stopped.contains(stream.name.as_str()) {
+            return self.stopped_stream(stream, wish);
+        }
         let mut spec =
             build::stream_spec(&self.document, stream, stream.event_time, &self.stream_tables);
         let (tx, queue) = mpsc::channel(self.document.limits.stream_queue as usize);
@@ -71,6 +75,8 @@ impl Running {
             lookups: self.lookups.values().map(|lookup| lookup.ends.lookup.clone()).collect(),
             sql_text: stream.sql.clone(),
             sql: self.sql.clone(),
+            sql_memory: super::sql_memory(&self.document) / self.document.streams.len().max(1),
+            sql_time: self.document.limits.sql_time.duration(),
             queue,
             store: self.store.clone(),
             targets: self.targets(&stream.to),
@@ -86,6 +92,15 @@ impl Running {
             health: health.clone(),
             feeds: self.feeds.clone(),
             idle_after: stream.effective_idle_after(&self.document),
+            taps: self.taps.clone(),
+            workers: stream.workers as usize,
+            program: stream.process.as_ref().map(|process| ProgramSpec {
+                socket: process.socket.as_str().into(),
+                timeout: process.timeout.duration(),
+                columns: process.schema(),
+            }),
+            losses: Losses::default(),
+            away: mpsc::channel(1),
             durable_time: self.durable_time.clone(),
             routers: Routers::default(),
             looked: None,
@@ -100,6 +115,7 @@ impl Running {
             counts,
             engine,
             queue_capacity: self.document.limits.stream_queue,
+            stopped: false,
         };
         let stop = CancellationToken::new();
         let task =
@@ -136,6 +152,33 @@ impl Running {
         Worker { wish, ends: view, stop, task: Some(task) }
     }
 
+    /// A stream that somebody stopped: its tables go on keeping what it has not read.
+    fn stopped_stream(
+        &self,
+        stream: &StreamSection,
+        wish: StreamWish,
+    ) -> Worker<StreamWish, (StreamView, Arc<Readers>)> {
+        let health = Arc::new(Health::default());
+        health.set(State::Stopped);
+        let progress = self.store.progress(stream.name.as_str());
+        let counts = progress.and_then(|progress| {
+            tidegate_engine::Stream::counts_in(&progress.state).map_err(|e| e.to_string()).ok()
+        });
+        let view = StreamView {
+            name: stream.name.to_string(),
+            window: stream.window.clone(),
+            zone: stream.window.as_ref().and_then(|w| w.zone(&self.document)).map(str::to_owned),
+            event_time: stream.event_time,
+            unrouted: ledger::unrouted(stream.name.as_str()),
+            health,
+            counts: Arc::new(StreamCounts::default()),
+            engine: watch::channel(counts).1,
+            queue_capacity: self.document.limits.stream_queue,
+            stopped: true,
+        };
+        Worker { wish, ends: (view, Arc::default()), stop: CancellationToken::new(), task: None }
+    }
+
     fn targets(&self, routes: &[Route]) -> Vec<Target> {
         let target = |route: &Route| {
             let sink = self.document.sinks.iter().find(|sink| sink.name == route.sink)?;
@@ -164,6 +207,7 @@ impl Running {
             held: None,
             next_position: self.store.log_end(&table.name),
             clock: self.around.clock.clone(),
+            taps: self.taps.clone(),
             durable_time: self.durable_time.clone(),
         };
         let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());

@@ -13,6 +13,7 @@ use tidegate_web_ui::{
 
 use crate::plant::Plant;
 use crate::routes::{Answer, ask, get};
+use crate::streams::floor;
 
 /// A store that exists only as answers, and notes what it was asked. It knows one sink and one table,
 /// of ten rows.
@@ -96,7 +97,7 @@ async fn send(router: &axum::Router, method: Method, path: &str, body: &str) -> 
 
 fn control(shelf: &Arc<Shelf>) -> axum::Router {
     let plant = Arc::new(Plant::new(Vec::new()));
-    control_router(Arc::clone(&plant) as _, plant, Arc::clone(shelf) as _)
+    control_router(Arc::clone(&plant) as _, plant, Arc::clone(shelf) as _, floor())
 }
 
 #[tokio::test]

@@ -6,3 +6,4 @@ mod exposition;
 mod keeping;
 mod plant;
 mod routes;
+mod streams;

@@ -12,6 +12,7 @@ use tower::ServiceExt;
 
 use crate::keeping::Shelf;
 use crate::plant::Plant;
+use crate::streams::floor;
 
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -202,7 +203,8 @@ async fn a_body_of_16_kib_is_the_most_that_is_read() {
             .unwrap()
     };
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf());
+    let control =
+        control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf(), floor());
     let answer = ask(&control, post(Body::from(vec![b'x'; 16 * 1024 + 1]))).await;
     answer.assert_problem(413, "body_too_large");
     assert_eq!(plant.stops.load(Ordering::SeqCst), 0);
@@ -216,7 +218,8 @@ async fn stopping_is_on_the_control_socket_only() {
     ask(&tcp(), stop()).await.assert_problem(404, "no_such_route");
 
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf());
+    let control =
+        control_router(Arc::clone(&plant) as _, Arc::clone(&plant) as _, shelf(), floor());
     get(&control, "/api/v1/shutdown").await.assert_problem(405, "method_not_allowed");
     assert_eq!(plant.stops.load(Ordering::SeqCst), 0);
     let answer = ask(&control, stop()).await;
@@ -243,7 +246,7 @@ async fn a_configuration_is_applied_over_the_control_socket_only() {
     ask(&tcp(), post(1)).await.assert_problem(404, "no_such_route");
 
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, plant, shelf());
+    let control = control_router(Arc::clone(&plant) as _, plant, shelf(), floor());
     for (length, outcome) in [(0, "unchanged"), (99, "applied")] {
         let answer = ask(&control, post(length)).await;
         assert_eq!(answer.status, StatusCode::OK);
@@ -273,7 +276,7 @@ async fn log_levels_are_shown_and_set_over_the_control_socket_only() {
     get(&tcp(), PATH).await.assert_problem(404, "no_such_route");
 
     let plant = Arc::new(Plant::new(Vec::new()));
-    let control = control_router(Arc::clone(&plant) as _, plant, shelf());
+    let control = control_router(Arc::clone(&plant) as _, plant, shelf(), floor());
     assert_eq!(get(&control, PATH).await.json(), json!({ "levels": "info", "resets_in_s": null }));
     let put = |body: &'static str| {
         let request = Request::builder().method(Method::PUT).uri(PATH);

@@ -15,6 +15,8 @@ const MEMORY_MIN: Bytes = Bytes::from_mib(8);
 const QUEUE_MAX: u32 = 65_536;
 /// Longest time that rows may wait for their commit.
 const COMMIT_EVERY_MAX: Span = Span::from_secs(60);
+/// Longest time that SQL may take for one window: while it runs, its stream does nothing else.
+const SQL_TIME_MAX: Span = Span::from_secs(600);
 /// Longest time that an orderly stop may take: systemd kills after 90 s.
 const GRACE_MAX: Span = Span::from_secs(80);
 
@@ -40,6 +42,11 @@ impl Checker<'_> {
             let message = format!("no SQL runs in {} of memory", limits.memory);
             let hint = format!("write {MEMORY_MIN} or more");
             self.say(Code::LimitRange, &path_of("limits").then("memory"), message, Some(&hint));
+        }
+        if limits.sql_time.duration().is_zero() || limits.sql_time > SQL_TIME_MAX {
+            let message = format!("SQL that may take {} is no use", limits.sql_time);
+            let hint = format!("write a time of up to {SQL_TIME_MAX}");
+            self.say(Code::SpanRange, &path_of("limits").then("sql_time"), message, Some(&hint));
         }
         let grace = self.document.gateway.shutdown_grace;
         if grace.duration().is_zero() || grace > GRACE_MAX {

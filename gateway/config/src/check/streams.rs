@@ -6,7 +6,14 @@ use super::{Checker, Results, SqlPlanner, SqlProblem, TableKind, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
-use crate::{StreamSection, Window};
+use crate::{ProcessSection, Span, StreamSection, Window};
+
+/// Workers of a stream at most: threads are at most four.
+const WORKERS_MAX: u32 = 16;
+/// Bytes of the path of a Unix socket (unix(7)).
+const SOCKET_PATH_MAX: usize = 107;
+/// Longest time that a program may take: its stream does nothing else meanwhile.
+const PROCESS_TIMEOUT_MAX: Span = Span::from_secs(600);
 
 impl Checker<'_> {
     pub(super) fn streams(&mut self, planner: &dyn SqlPlanner) -> Results {
@@ -25,6 +32,10 @@ impl Checker<'_> {
                 self.say(Code::NoSink, &path.then("to"), message, Some(hint));
             }
             self.window(stream, &path);
+            self.workers(stream, &path.then("workers"));
+            if let Some(process) = &stream.process {
+                self.process(process, &path.then("process"));
+            }
             if !tables_known {
                 continue;
             }
@@ -38,8 +49,12 @@ impl Checker<'_> {
             let columns: Vec<_> = from.map(|table| table.schema.clone()).collect();
             match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
                 Ok(schema) => {
-                    self.becomes_table(stream, &schema);
-                    self.conditions(planner, stream, &schema, &columns, &path);
+                    // Others and routes see what the program makes of it; the document's tests what it
+                    // is given.
+                    let given = stream.process.as_ref().map(ProcessSection::schema);
+                    let given = given.as_ref().unwrap_or(&schema);
+                    self.becomes_table(stream, given);
+                    self.conditions(planner, stream, given, &columns, &path);
                     results.insert(index, schema);
                     held.extend(planner.keeps_rows(self.document, stream).map(|why| (index, why)));
                 }
@@ -152,6 +167,45 @@ impl Checker<'_> {
                 format!("the offset {} is not less than {}", tumbling.offset, tumbling.size);
             let hint = "windows repeat after their size: a larger offset means a smaller one";
             self.say(Code::WindowShape, &path.then("offset"), message, Some(hint));
+        }
+    }
+
+    fn workers(&mut self, stream: &StreamSection, path: &Path) {
+        let workers = stream.workers;
+        if !(1..=WORKERS_MAX).contains(&workers) {
+            let hint = format!("write a number from 1 to {WORKERS_MAX}");
+            self.say(Code::LimitRange, path, format!("`workers` is {workers}"), Some(&hint));
+        } else if workers > 1 && stream.window.is_some() {
+            let message = "a window is computed as a whole";
+            let hint = "leave `workers` out: it is for streams without a window";
+            self.say(Code::WindowShape, path, message, Some(hint));
+        }
+    }
+
+    fn process(&mut self, process: &ProcessSection, path: &Path) {
+        let (socket, timeout) = (&process.socket, process.timeout);
+        if !socket.starts_with('/') || socket.len() > SOCKET_PATH_MAX {
+            let message = format!("`{socket}` is no path of a Unix socket");
+            let hint = format!("write a path from the root, of up to {SOCKET_PATH_MAX} bytes");
+            self.say(Code::BadValue, &path.then("socket"), message, Some(&hint));
+        }
+        if timeout.duration().is_zero() || timeout > PROCESS_TIMEOUT_MAX {
+            let message = format!("a program that may take {timeout} is no use");
+            let hint = format!("write a time of up to {PROCESS_TIMEOUT_MAX}, such as `5s`");
+            self.say(Code::SpanRange, &path.then("timeout"), message, Some(&hint));
+        }
+        let columns = path.then("columns");
+        if process.columns.is_empty() {
+            let hint = "name the columns of the rows that the program gives";
+            self.say(Code::EmptyList, &columns, "`columns` names no column", Some(hint));
+        }
+        let mut seen = BTreeSet::new();
+        for (index, column) in process.columns.iter().enumerate() {
+            if !seen.insert(&column.name) {
+                let message = format!("two columns are called `{}`", column.name);
+                let path = columns.then(index).then("name");
+                self.say(Code::ColumnTwice, &path, message, Some("names are unique"));
+            }
         }
     }
 

@@ -86,6 +86,8 @@ fn bounds_of_sections() {
         ("store: { max_bytes: 1KiB }\n", &[("E0408", 3, 21, "8MiB or more")]),
         ("limits: { store_queue: 0 }\n", &[("E0409", 3, 24, "from 1 to 65536")]),
         ("limits: { memory: 1MiB }\n", &[("E0409", 3, 19, "8MiB or more")]),
+        ("limits: { sql_time: 0s }\n", &[("E0406", 3, 21, "up to 10m")]),
+        ("limits: { sql_time: 1h }\n", &[("E0406", 3, 21, "is no use")]),
         (
             &format!("store: {{ max_bytes: 32MiB }}{SOUND}"),
             &[("E0408", 3, 21, "64MiB, is more than the store's 32MiB")],
@@ -233,6 +235,46 @@ fn windows_whose_rows_do_not_fit() {
         ),
         (&window(median, "session: { gap: 30d }"), &[]),
         (&window(median, "count: { rows: 2000000 }"), &[("E0405", 11, 5, "about 107 MiB")]),
+    ]);
+}
+
+#[test]
+fn workers_of_streams() {
+    let workers = |rest: &str| SOUND.replace("    to: [", &format!("    {rest}\n    to: ["));
+    cases(&[
+        (&workers("workers: 0"), &[("E0409", 11, 14, "from 1 to 16")]),
+        (
+            &workers("workers: 2\n    window: { tumbling: { size: 1s } }"),
+            &[("E0405", 11, 14, "without a window")],
+        ),
+    ]);
+}
+
+#[test]
+fn programs_of_streams() {
+    let process =
+        |process: &str| SOUND.replace("    to: [", &format!("    process: {process}\n    to: ["));
+    let column = "columns: [ { name: a, type: f64 } ]";
+    cases(&[
+        (
+            &process(&format!("{{ socket: x.sock, {column} }}")),
+            &[("E0204", 11, 24, "a path from the root")],
+        ),
+        (
+            &process(&format!("{{ socket: /x.sock, timeout: 0s, {column} }}")),
+            &[("E0406", 11, 42, "up to 10m")],
+        ),
+        (&process("{ socket: /x.sock, columns: [] }"), &[("E0412", 11, 42, "names no column")]),
+        (
+            &process(
+                "{ socket: /x.sock, columns: [ { name: a, type: f64 }, { name: a, type: i64 } ] }",
+            ),
+            &[("E0306", 11, 76, "two columns are called `a`")],
+        ),
+        (
+            &process("{ socket: /x.sock, columns: [ { name: a, type: float } ] }"),
+            &[("E0205", 11, 61, "f64")],
+        ),
     ]);
 }
 

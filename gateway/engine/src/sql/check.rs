@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{JoinType, Result};
-use datafusion::logical_expr::{Expr, Join, LogicalPlan};
+use datafusion::logical_expr::{Expr, Join, LogicalPlan, WindowFunctionDefinition};
 
 use super::SqlError;
 use super::sides::Sides;
@@ -15,6 +15,9 @@ use crate::functions::OF_ROWS;
 
 /// Column names that the `meta` envelope adds.
 const RESERVED: [&str; 3] = ["_id", "_quality", "_replayed"];
+
+/// Aggregates whose results are as long as what they are made of.
+const GATHERING: [&str; 2] = ["array_agg", "string_agg"];
 
 pub(super) fn not_a_select() -> SqlError {
     SqlError::new("only one SELECT is allowed")
@@ -83,6 +86,19 @@ fn refuse_expressions(node: &LogicalPlan) -> Option<SqlError> {
                     let message = format!("{}(DISTINCT …) has no meaning", call.func.name());
                     Some(SqlError::new(message).hint("drop DISTINCT"))
                 }
+                Expr::WindowFunction(call) => match &call.fun {
+                    // Each row would have all rows before it.
+                    WindowFunctionDefinition::AggregateUDF(aggregate)
+                        if GATHERING.contains(&aggregate.name()) =>
+                    {
+                        let name = aggregate.name();
+                        Some(
+                            SqlError::new(format!("{name}(…) OVER (…) is not available"))
+                                .hint("use it with GROUP BY"),
+                        )
+                    }
+                    _ => return Ok(TreeNodeRecursion::Continue),
+                },
                 _ => return Ok(TreeNodeRecursion::Continue),
             };
             Ok(TreeNodeRecursion::Stop)

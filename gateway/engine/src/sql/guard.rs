@@ -9,6 +9,7 @@ use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Tokenizer, Word};
 
 use super::SqlError;
+use super::expansion::{Expansion, expand};
 
 /// Longest SQL text in bytes.
 pub(super) const TEXT_MAX: usize = 64 * 1024;
@@ -16,6 +17,12 @@ pub(super) const TEXT_MAX: usize = 64 * 1024;
 pub(super) const NESTED_MAX: usize = 50;
 /// Longest chain of operators, counted through all open parentheses.
 pub(super) const CHAIN_MAX: usize = 150;
+/// Tables that are read at most, each as often as a CTE brings it in.
+pub(super) const TABLES_MAX: u64 = 64;
+/// Terms in CUBE, ROLLUP and GROUPING SETS: CUBE makes 2^n groups of n.
+const GROUPING_TERMS_MAX: u64 = 8;
+/// Longest text in quotes in bytes: a column may repeat it in each row.
+const LITERAL_MAX: usize = 4096;
 
 const CLOCK: [&str; 7] = [
     "now",
@@ -39,7 +46,15 @@ pub(super) fn check(sql: &str, windowed: bool) -> Result<(), SqlError> {
     let tokens: Vec<TokenWithSpan> =
         tokens.into_iter().filter(|t| !matches!(t.token, Token::Whitespace(_))).collect();
     check_depth(&tokens)?;
+    check_expansion(expand(&tokens))?;
     for (at, token) in tokens.iter().enumerate() {
+        if let Token::SingleQuotedString(text) = &token.token
+            && text.len() > LITERAL_MAX
+        {
+            let message =
+                format!("a text in quotes has {} bytes; at most {LITERAL_MAX}", text.len());
+            return Err(SqlError::new(message).at(token.span.start.line, token.span.start.column));
+        }
         let Token::Word(word) = &token.token else {
             continue;
         };
@@ -47,6 +62,20 @@ pub(super) fn check(sql: &str, windowed: bool) -> Result<(), SqlError> {
         if let Some(refusal) = refuse_word(word, called, windowed) {
             return Err(refusal.at(token.span.start.line, token.span.start.column));
         }
+    }
+    Ok(())
+}
+
+fn check_expansion(Expansion { tables, grouping_terms }: Expansion) -> Result<(), SqlError> {
+    if tables > TABLES_MAX {
+        let message = format!("more than {TABLES_MAX} tables are read");
+        let hint = "a CTE (WITH …) counts wherever it is named; devices may share a table";
+        return Err(SqlError::new(message).hint(hint));
+    }
+    if grouping_terms > GROUPING_TERMS_MAX {
+        let message =
+            format!("more than {GROUPING_TERMS_MAX} terms in CUBE, ROLLUP and GROUPING SETS");
+        return Err(SqlError::new(message).hint("CUBE of n columns makes 2^n groups"));
     }
     Ok(())
 }

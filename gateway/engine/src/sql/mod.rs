@@ -5,10 +5,15 @@
 //! It knows nothing of watermarks, logs and sinks. How a window is computed is its secret.
 //! Source: design page "The engine", sections A stream and Execution; DataFusion 55.2.
 
+#[cfg(test)]
+mod bombs;
+mod budget;
 mod check;
 mod condition;
 mod error;
+mod expansion;
 mod feed;
+mod growth;
 mod guard;
 mod incremental;
 mod mode;
@@ -16,17 +21,21 @@ mod mode;
 mod pieces;
 mod planner;
 mod pool;
+mod process;
 #[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod shapes;
+mod share;
 mod sides;
 mod timed;
 mod together;
+mod workers;
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
@@ -52,17 +61,22 @@ use futures::{FutureExt, TryStreamExt};
 pub use condition::{Condition, rows_where};
 pub use error::SqlError;
 pub use mode::Mode;
+pub use process::Process;
 pub use sides::{Tables, latest_names};
 
+use crate::bytes::batch_bytes;
 use crate::functions::{self, BoundsCell, Memory};
 use crate::lookup::Lookup;
 use crate::window::{Bounds, Window};
+use budget::Budget;
 use feed::Feed;
 use incremental::{Incremental, Refusal};
 pub(crate) use planner::CountingPlanner;
 use pool::Bounded;
+use share::Share;
 use sides::Sides;
 use together::Twin;
+use workers::Workers;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,17 +98,24 @@ const UNBOUNDED: [&str; 5] = ["repeat", "lpad", "rpad", "random", "uuid"];
 /// Functions of the clock, which a plan that is kept would freeze.
 const CLOCK_FUNCTIONS: [&str; 3] = ["now", "current_date", "current_time"];
 
-/// Plans SQL. One per process: it holds the memory pool that all queries share.
+/// How long one execution may take where nobody says.
+const TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Plans SQL. One per process, which holds the memory pool that all queries share, and one made from
+/// it by [`Sql::share`] for each stream.
 #[derive(Debug)]
 pub struct Sql {
     runtime: Arc<RuntimeEnv>,
     config: SessionConfig,
     scalars: Vec<Arc<ScalarUDF>>,
+    memory_max: usize,
+    time_max: Duration,
 }
 
 impl Sql {
     /// Makes a planner whose queries together may hold `memory_max` bytes in their operators
-    /// (groups, sorts, joins; not the rows given to them). Nothing is spilled to disk.
+    /// (groups, sorts, joins; not the rows given to them). Nothing is spilled to disk. One execution
+    /// may take 10 s.
     pub fn new(memory_max: usize) -> Result<Self, SqlError> {
         let disk = DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled);
         let runtime = RuntimeEnvBuilder::new()
@@ -103,7 +124,18 @@ impl Sql {
             .build_arc()?;
         let mut scalars = SessionStateDefaults::default_scalar_functions();
         scalars.retain(|f| !CLOCK_FUNCTIONS.contains(&f.name()) && !UNBOUNDED.contains(&f.name()));
-        Ok(Self { runtime, config: config(), scalars })
+        Ok(Self { runtime, config: config(), scalars, memory_max, time_max: TIME_MAX })
+    }
+
+    /// A planner whose queries together may hold `memory_max` of the bytes of this one, and each of
+    /// whose executions may take `time_max`. A query that asks for more fails, and others go on.
+    pub fn share(&self, memory_max: usize, time_max: Duration) -> Result<Self, SqlError> {
+        let share = Share::new(Arc::clone(&self.runtime.memory_pool), memory_max);
+        let runtime = RuntimeEnvBuilder::from_runtime_env(&self.runtime)
+            .with_memory_pool(Arc::new(share))
+            .build_arc()?;
+        let (config, scalars) = (self.config.clone(), self.scalars.clone());
+        Ok(Self { runtime, config, scalars, memory_max, time_max })
     }
 
     /// Plans one SELECT over `tables`. `windowed` says whether it will run over windows; without
@@ -160,6 +192,10 @@ impl Sql {
             planner,
             conditions: Vec::new(),
             twin: None,
+            budget: Arc::new(Budget::new(self.time_max)),
+            result_max: self.memory_max,
+            process: None,
+            workers: None,
         })
     }
 
@@ -319,10 +355,13 @@ impl Planned {
             .map_err(|_| check::not_a_select())?;
         check::plan(&plan, windowed, sides)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+        // Before constants are folded, and after projections are put together.
+        growth::check(&plan)?;
         let text = plan.clone();
         let plan = timed::with_times(plan, tables.from)?;
         let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
         let logical = state.optimize(&plan)?;
+        growth::check(&logical)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
         let physical = feed::in_order(physical)?;
         let (physical, by_row) =
@@ -358,6 +397,13 @@ pub struct Query {
     context: Arc<TaskContext>,
     plan: Planned,
     planner: Arc<CountingPlanner>,
+    budget: Arc<Budget>,
+    /// Bytes that one result may have.
+    result_max: usize,
+    /// Who makes other rows of the results.
+    process: Option<Box<dyn Process>>,
+    /// Who computes pieces of a batch at the same time.
+    workers: Option<Workers>,
     /// Those of the stream's window.
     conditions: Vec<Condition>,
     /// What computes many windows at once.
@@ -404,7 +450,30 @@ impl Query {
 
     /// The columns of the result.
     pub fn schema(&self) -> SchemaRef {
-        self.plan.physical.schema()
+        match &self.process {
+            Some(process) => process.schema(),
+            None => self.plan.physical.schema(),
+        }
+    }
+
+    /// From now on `process` makes other rows of the results.
+    pub fn set_process(&mut self, process: Box<dyn Process>) {
+        self.process = Some(process);
+        // It is given the results of one window at a time.
+        self.twin = None;
+    }
+
+    /// Lets up to `count` workers compute pieces of a batch at the same time, on the threads of the
+    /// runtime; results stay in the order of the rows. Changes nothing where the query runs over
+    /// windows, remembers rows, or reads more than one table.
+    pub fn set_workers(&mut self, count: usize) {
+        self.workers = (count > 1 && !self.windowed() && !self.remembers())
+            .then(|| {
+                let (context, budget) = (&self.context, &self.budget);
+                let plan = &self.plan.physical;
+                Workers::of(count, plan, &self.feeds, context, budget, self.result_max)
+            })
+            .flatten();
     }
 
     /// Whether it was planned to run over windows.
@@ -497,8 +566,10 @@ impl Query {
 
     /// Runs the query over `inputs`: for each table, in the order given to [`Sql::plan`], its rows.
     /// `bounds` is what `window_start()` and `window_end()` return. The rows come in an order that
-    /// depends on the inputs alone. Needs a tokio runtime. After an error (a panic of DataFusion is
-    /// one) or a dropped future the query can be run again.
+    /// depends on the inputs alone. Needs a tokio runtime, and gives others of its thread a turn every
+    /// few milliseconds. An execution that takes longer, or whose result is larger, than the query's
+    /// planner allows is an error. After an error (a panic of DataFusion is one) or a dropped future
+    /// the query can be run again.
     ///
     /// # Panics
     /// Where `inputs` has not one entry per table, or `bounds` is given without a window or the
@@ -510,6 +581,36 @@ impl Query {
     ) -> Result<Vec<RecordBatch>, SqlError> {
         assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
         assert_eq!(bounds.is_some(), self.windowed(), "bounds exactly where there is a window");
+        let result = self.compute(inputs, bounds).await;
+        self.processed(result, bounds).await
+    }
+
+    /// What the program makes of results, where there is one.
+    async fn processed(
+        &mut self,
+        result: Result<Vec<RecordBatch>, SqlError>,
+        bounds: Option<Bounds>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        match (&mut self.process, result) {
+            (Some(process), Ok(results)) if !results.is_empty() => {
+                process.process(results, bounds).await.map_err(SqlError::new)
+            }
+            (_, result) => result,
+        }
+    }
+
+    async fn compute(
+        &mut self,
+        mut inputs: Vec<Vec<RecordBatch>>,
+        bounds: Option<Bounds>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        if let Some(workers) = &mut self.workers {
+            let rows = &mut inputs[workers.table];
+            let pieces = workers.pieces(rows.iter().map(RecordBatch::num_rows).sum());
+            if pieces > 1 {
+                return workers.execute(std::mem::take(rows), pieces).await;
+            }
+        }
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
@@ -610,37 +711,64 @@ impl Query {
         let warm = warm.filter(|warm| warm.version == version && warm.runs < WARM_RUNS);
         let (plan, runs) = match warm {
             Some(warm) => (warm.plan, warm.runs),
-            None => (reset_plan_states(Arc::clone(&self.plan.physical))?, 0),
+            None => (fresh(&self.plan.physical, &self.budget)?, 0),
         };
-        let results = self.run_as_it_is(&plan).await?;
+        let (context, budget) = (&self.context, &self.budget);
+        let results = unpanicked(run_as_it_is(&plan, context, budget, self.result_max)).await?;
         self.warm = Some(Warm { plan, version, runs: runs + 1 });
         Ok(results)
     }
 
-    /// Runs a plan to its end. It keeps what it built (a join's table, a limit's count); a reset
-    /// copy has nothing.
     async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
-        self.run_as_it_is(&reset_plan_states(Arc::clone(plan))?).await
+        unpanicked(run(plan, &self.context, &self.budget, self.result_max)).await
     }
+}
 
-    async fn run_as_it_is(
-        &self,
-        plan: &Arc<dyn ExecutionPlan>,
-    ) -> Result<Vec<RecordBatch>, SqlError> {
-        unpanicked(async {
-            let mut results = Vec::new();
-            for partition in 0..plan.output_partitioning().partition_count() {
-                let mut stream = plan.execute(partition, Arc::clone(&self.context))?;
-                while let Some(batch) = stream.try_next().await? {
-                    if batch.num_rows() > 0 {
-                        results.push(batch);
-                    }
-                }
+/// A copy of a plan that has nothing of what the plan built (a join's table, a limit's count), and
+/// that the budget interrupts.
+fn fresh(
+    plan: &Arc<dyn ExecutionPlan>,
+    budget: &Arc<Budget>,
+) -> Result<Arc<dyn ExecutionPlan>, SqlError> {
+    Ok(budget::watched(reset_plan_states(Arc::clone(plan))?, budget)?)
+}
+
+/// Runs a fresh copy of a plan to its end, within its time and with results of at most `result_max`
+/// bytes.
+async fn run(
+    plan: &Arc<dyn ExecutionPlan>,
+    context: &Arc<TaskContext>,
+    budget: &Arc<Budget>,
+    result_max: usize,
+) -> Result<Vec<RecordBatch>, SqlError> {
+    run_as_it_is(&fresh(plan, budget)?, context, budget, result_max).await
+}
+
+/// The same with what the plan built before.
+async fn run_as_it_is(
+    plan: &Arc<dyn ExecutionPlan>,
+    context: &Arc<TaskContext>,
+    budget: &Arc<Budget>,
+    result_max: usize,
+) -> Result<Vec<RecordBatch>, SqlError> {
+    budget.begin();
+    let (mut results, mut bytes) = (Vec::new(), 0);
+    for partition in 0..plan.output_partitioning().partition_count() {
+        let mut stream = plan.execute(partition, Arc::clone(context))?;
+        while let Some(batch) = stream.try_next().await? {
+            if batch.num_rows() == 0 {
+                continue;
             }
-            Ok(results)
-        })
-        .await
+            bytes += batch_bytes(&batch);
+            if bytes > result_max {
+                let share = "the SQL's share of memory (`limits.memory`)";
+                let message = format!("the result has more than {result_max} bytes, {share}");
+                return Err(SqlError::new(message).hint("does a join lack its condition?"));
+            }
+            results.push(batch);
+        }
     }
+    Ok(results)
 }
 
 /// Nothing that a run touches outlives it, so a panic leaves nothing half done.

@@ -133,6 +133,6 @@ impl Query {
         parts.states.fill(parts.with_constants(states)?);
         let results = self.run_once(&parts.finish).await;
         parts.states.fill(Vec::new());
-        results
+        self.processed(results, Some(bounds)).await
     }
 }

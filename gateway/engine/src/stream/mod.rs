@@ -190,6 +190,12 @@ impl Stream {
         Ok(stream)
     }
 
+    /// The ledger that `progress` ([`Progress::state`]) holds, of a stream that does not run.
+    pub fn counts_in(progress: &[u8]) -> Result<Counts, StreamError> {
+        let saved = Saved::read(progress)?;
+        Ok(Counts { open_rows: saved.open_rows, ..saved.counts() })
+    }
+
     /// The SQL by which states beside `progress` were made, where `query` cannot go on with them. To
     /// lose nothing, restore a stream with that SQL, read its logs up to [`Progress::processed`], and
     /// end it with [`Stream::close_all`].

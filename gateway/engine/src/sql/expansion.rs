@@ -1,0 +1,219 @@
+//! Counts the tables that a text reads once each CTE is put in the places that name it.
+//!
+//! A chain of CTEs that each join the one before with itself doubles with each link: fourteen links
+//! are 16,384 tables, over which the planner takes minutes. The count is an upper bound by tokens,
+//! made before any plan is. It knows no grammar beyond where a table can stand.
+
+use std::collections::HashMap;
+
+use datafusion::sql::sqlparser::keywords::Keyword;
+use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Word};
+
+/// What is inside one pair of parentheses.
+#[derive(Default)]
+struct Level {
+    /// Tables that are read in it.
+    reads: u64,
+    /// The CTE that it defines.
+    defines: Option<String>,
+    /// The arguments of a function, such as `extract(second FROM time)`: no table stands there.
+    call: bool,
+    /// A comma is followed by another table.
+    lists_tables: bool,
+    /// How many things are grouped by each other, where this is `CUBE (…)` or the like.
+    grouping: bool,
+}
+
+/// What a text amounts to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Expansion {
+    /// Tables that are read, saturating.
+    pub(super) tables: u64,
+    /// Terms in CUBE, ROLLUP and GROUPING SETS.
+    pub(super) grouping_terms: u64,
+}
+
+/// Counts a text's tokens, which have no white space among them.
+pub(super) fn expand(tokens: &[TokenWithSpan]) -> Expansion {
+    let mut levels = vec![Level::default()];
+    let mut ctes: HashMap<String, u64> = HashMap::new();
+    let mut grouping_terms = 0;
+    // A table may stand at the token.
+    let mut expected = false;
+    for (at, TokenWithSpan { token, .. }) in tokens.iter().enumerate() {
+        let inside = levels.len() > 1;
+        let Some(level) = levels.last_mut() else { break };
+        let was_expected = std::mem::take(&mut expected);
+        match token {
+            Token::LParen => {
+                let opened = open(tokens, at, was_expected);
+                grouping_terms += u64::from(opened.grouping);
+                expected = was_expected;
+                levels.push(opened);
+            }
+            Token::RParen if inside => {
+                let Some(closed) = levels.pop() else { break };
+                match (closed.defines, levels.last_mut()) {
+                    (Some(name), _) => {
+                        // Another one of this name may stand elsewhere: the larger one counts.
+                        let reads = ctes.entry(name).or_default();
+                        *reads = closed.reads.max(*reads).max(1);
+                    }
+                    (None, Some(outer)) => outer.reads = outer.reads.saturating_add(closed.reads),
+                    (None, None) => {}
+                }
+            }
+            Token::Comma => {
+                expected = level.lists_tables;
+                grouping_terms += u64::from(level.grouping);
+            }
+            Token::Word(word) if is_keyword(word, Keyword::SELECT) => {
+                level.call = false;
+                level.lists_tables = false;
+            }
+            Token::Word(word) if is_keyword(word, Keyword::FROM) && !level.call => {
+                level.lists_tables = true;
+                expected = true;
+            }
+            Token::Word(word) if is_keyword(word, Keyword::JOIN) => {
+                level.lists_tables = true;
+                expected = true;
+            }
+            Token::Word(word) if is_keyword(word, Keyword::LATERAL) => expected = was_expected,
+            Token::Word(word) if ends_tables(word) => level.lists_tables = false,
+            Token::Word(word) if was_expected => {
+                let reads = ctes.get(&name_of(word)).copied().unwrap_or(1);
+                level.reads = level.reads.saturating_add(reads);
+            }
+            _ => {}
+        }
+    }
+    let tables = levels.iter().fold(0, |sum: u64, level| sum.saturating_add(level.reads));
+    Expansion { tables, grouping_terms }
+}
+
+/// What the parenthesis at `at` opens.
+fn open(tokens: &[TokenWithSpan], at: usize, table_expected: bool) -> Level {
+    let word = |back: usize| match tokens.get(at.wrapping_sub(back)).map(|t| &t.token) {
+        Some(Token::Word(word)) => Some(word),
+        _ => None,
+    };
+    let Some(before) = word(1) else {
+        return Level { lists_tables: table_expected, ..Level::default() };
+    };
+    if is_keyword(before, Keyword::AS) || is_keyword(before, Keyword::MATERIALIZED) {
+        return Level { defines: defined(tokens, at), ..Level::default() };
+    }
+    let grouping = [Keyword::CUBE, Keyword::ROLLUP, Keyword::SETS];
+    if grouping.iter().any(|keyword| is_keyword(before, *keyword)) {
+        return Level { grouping: true, ..Level::default() };
+    }
+    let call = before.quote_style.is_some()
+        || before.keyword == Keyword::NoKeyword
+        || matches!(
+            before.keyword,
+            Keyword::EXTRACT | Keyword::TRIM | Keyword::SUBSTRING | Keyword::OVERLAY
+        );
+    Level { call, lists_tables: table_expected, ..Level::default() }
+}
+
+/// The name of the CTE whose body begins with the parenthesis at `at`: `name [(columns)] AS [[NOT]
+/// MATERIALIZED] (`.
+fn defined(tokens: &[TokenWithSpan], at: usize) -> Option<String> {
+    let as_at = (0..at).rev().take(3).find(|i| match &tokens[*i].token {
+        Token::Word(word) => is_keyword(word, Keyword::AS),
+        _ => false,
+    })?;
+    let mut name_at = as_at.checked_sub(1)?;
+    if tokens[name_at].token == Token::RParen {
+        let open = (0..name_at).rev().find(|i| tokens[*i].token == Token::LParen)?;
+        name_at = open.checked_sub(1)?;
+    }
+    match &tokens[name_at].token {
+        Token::Word(word) => Some(name_of(word)),
+        _ => None,
+    }
+}
+
+fn is_keyword(word: &Word, keyword: Keyword) -> bool {
+    word.quote_style.is_none() && word.keyword == keyword
+}
+
+/// Words after which a comma is not followed by a table.
+fn ends_tables(word: &Word) -> bool {
+    word.quote_style.is_none()
+        && matches!(
+            word.keyword,
+            Keyword::WHERE
+                | Keyword::GROUP
+                | Keyword::HAVING
+                | Keyword::ORDER
+                | Keyword::LIMIT
+                | Keyword::QUALIFY
+                | Keyword::WINDOW
+                | Keyword::UNION
+                | Keyword::INTERSECT
+                | Keyword::EXCEPT
+        )
+}
+
+/// A name as DataFusion compares it.
+fn name_of(word: &Word) -> String {
+    if word.quote_style.is_some() { word.value.clone() } else { word.value.to_ascii_lowercase() }
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::sql::sqlparser::dialect::GenericDialect;
+    use datafusion::sql::sqlparser::tokenizer::Tokenizer;
+
+    use super::*;
+
+    fn counted(sql: &str) -> (u64, u64) {
+        let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize_with_location().unwrap();
+        let tokens: Vec<_> =
+            tokens.into_iter().filter(|t| !matches!(t.token, Token::Whitespace(_))).collect();
+        let Expansion { tables, grouping_terms } = expand(&tokens);
+        (tables, grouping_terms)
+    }
+
+    #[test]
+    fn one_line_per_text() {
+        for (sql, tables) in [
+            ("SELECT a, b FROM m", 1),
+            ("SELECT a, b FROM m, o, \"O\" WHERE a IN (1, 2, 3) ORDER BY a, b", 3),
+            ("SELECT * FROM m a JOIN m b ON a.n = b.n JOIN (SELECT * FROM o) c ON c.n = a.n, m", 4),
+            ("SELECT * FROM (m JOIN o ON m.n = o.n)", 2),
+            ("SELECT extract(second FROM time), substring(d FROM 2) FROM m", 1),
+            ("SELECT * FROM m WHERE n > (SELECT max(n) FROM o) AND EXISTS (SELECT 1 FROM o, o)", 4),
+            ("SELECT n FROM m UNION ALL SELECT n FROM o", 2),
+            ("WITH x AS (SELECT * FROM m) SELECT * FROM x, x, X", 3),
+            ("WITH x (a, b) AS (SELECT n, n FROM m, o) SELECT x.a, x.b FROM x JOIN x y ON true", 4),
+            ("WITH x AS NOT MATERIALIZED (FROM m, m) SELECT * FROM x", 2),
+            (
+                "WITH a AS (SELECT * FROM m), b AS (SELECT * FROM a, a), c AS (SELECT * FROM b, b) \
+              SELECT * FROM c, c, LATERAL (SELECT * FROM c)",
+                12,
+            ),
+            // A later one of the same name does not make it less.
+            (
+                "WITH a AS (SELECT * FROM m, m, m), b AS (WITH a AS (SELECT * FROM m) SELECT * FROM a) \
+              SELECT * FROM a, b",
+                6,
+            ),
+        ] {
+            assert_eq!(counted(sql).0, tables, "{sql}");
+        }
+        let chain: Vec<String> =
+            (1..100).map(|i| format!("c{i} AS (SELECT * FROM c{}, c{0})", i - 1)).collect();
+        let chain = format!("WITH c0 AS (SELECT * FROM m), {} SELECT * FROM c99", chain.join(", "));
+        assert_eq!(counted(&chain).0, u64::MAX, "2^99");
+        for (sql, terms) in [
+            ("SELECT a, b FROM m GROUP BY a, b", 0),
+            ("SELECT a, b FROM m GROUP BY CUBE (a, b, c), ROLLUP(d, e)", 5),
+            ("SELECT a FROM m GROUP BY GROUPING SETS ((a, b), (a), ())", 3),
+        ] {
+            assert_eq!(counted(sql).1, terms, "{sql}");
+        }
+    }
+}
