@@ -15,7 +15,7 @@ use arrow::array::{
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, SchemaRef, TimeUnit, TimestampMicrosecondType};
 use arrow::error::ArrowError;
-use tidegate_config::{Document, StreamSection, stream_table};
+use tidegate_config::{Document, ProcessSection, StreamSection, stream_table};
 use tidegate_engine::store::LogRows;
 use tidegate_engine::{Output, Sql, latest_names};
 
@@ -46,7 +46,9 @@ impl StreamTables {
             let lookups = lookups(document);
             let planned = spec.plan_with(sql, &stream.sql, &lookups).map_err(|e| e.to_string());
             let columns = planned.and_then(|query| {
-                let (name, result) = (stream.name.as_str(), query.schema());
+                // What its program makes of the results, where it has one.
+                let made = stream.process.as_ref().map(ProcessSection::schema);
+                let (name, result) = (stream.name.as_str(), made.unwrap_or_else(|| query.schema()));
                 let table = stream_table(name, &result, stream.window.is_some());
                 let table = table.map_err(|no| no.message)?;
                 Ok((table, result.field_with_name("device").is_ok()))

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::build::stream_spec;
+use crate::chain::StreamTables;
 use crate::clock::SharedClock;
 use crate::tap::{Tap, Taps};
 
@@ -95,9 +96,13 @@ impl Preview {
     /// some milliseconds.
     pub fn plan(self) -> Result<Planned, String> {
         let (document, section) = (&self.document, &self.section);
+        let sql = Sql::new(MEMORY).and_then(|sql| sql.share(MEMORY, TIME_MAX));
+        let sql = sql.map_err(|error| error.message)?;
         let tables = document.tables();
+        let streams = StreamTables::plan(document, &sql);
         for table in &section.from {
-            if !tables.iter().any(|known| known.name == table.as_str()) {
+            let known = tables.iter().any(|known| known.name == table.as_str());
+            if !known && streams.get(table.as_str()).is_none() {
                 let names: Vec<_> = tables.iter().map(|table| table.name.as_str()).collect();
                 return Err(format!(
                     "there is no table `{table}`; there are: {}",
@@ -105,11 +110,9 @@ impl Preview {
                 ));
             }
         }
-        let mut spec = stream_spec(document, section, section.event_time);
+        let mut spec = stream_spec(document, section, section.event_time, &streams);
         spec.memory_max = MEMORY;
-        let sql = Sql::new(MEMORY).and_then(|sql| sql.share(MEMORY, TIME_MAX));
-        let planned = sql.and_then(|sql| spec.plan(&sql, &section.sql));
-        let query = planned.map_err(|error| {
+        let query = spec.plan(&sql, &section.sql).map_err(|error| {
             let place =
                 error.position.map(|(line, column)| format!("line {line}, column {column}: "));
             let hint = error.hint.map(|hint| format!(" ({hint})"));

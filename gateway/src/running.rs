@@ -257,7 +257,7 @@ impl Running {
             let stream = &document.streams[at];
             let name = stream.name.as_str();
             if let Some(wish) = missing(&self.streams, &wanted.streams, name) {
-                let worker = self.stream(stream, wish);
+                let worker = self.stream(stream, wish, Arc::default());
                 add("stream", &mut self.streams, name, worker, &mut started);
             }
         }
@@ -311,17 +311,18 @@ impl Running {
         }
         // Cut off wherever it is, as after a crash: its state is in the store.
         let old = self.streams.remove(name).into_iter();
-        let old: Workers<StreamWish, StreamView> = old.map(|w| (name.to_owned(), w)).collect();
+        let old: Workers<StreamWish, _> = old.map(|w| (name.to_owned(), w)).collect();
         old.values().filter_map(|w| w.task.as_ref()).for_each(AbortOnDropHandle::abort);
-        let wish = old.values().next().map(|worker| worker.wish.clone());
+        // Streams that read it go on listening: what they do not hear is in its log.
+        let kept = old.values().next().map(|w| (w.wish.clone(), w.ends.1.clone()));
         end("stream", old, &mut Vec::new()).await;
         // What it had handed to the store counts as its state.
         let barrier = Commit { wait: true, ..Commit::default() };
         if let Err(error) = in_time(async { self.store.submit(barrier).await?.await }).await {
             tracing::warn!(stream = name, %error, "its last results may not be shown yet");
         }
-        if let Some(wish) = wish {
-            let worker = self.stream(section, wish);
+        if let Some((wish, readers)) = kept {
+            let worker = self.stream(section, wish, readers);
             self.streams.insert(name.to_owned(), worker);
         }
         self.status.show(self.views());

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{
-    Device, DeviceDriver, Link, LookupSection, Route, SinkSection, StreamSection,
+    Device, DeviceDriver, Link, LookupSection, ProcessSection, Route, SinkSection, StreamSection,
     Table as TableConfig,
 };
 use tidegate_drivers::bus::{self, BusHandle};
 use tidegate_drivers::{ArrayPool, Fault, TableBuilder};
-use tidegate_engine::Lookup;
+use tidegate_engine::{Counts, Lookup, TableSchema};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -30,38 +30,33 @@ use crate::source::{Source, SourceCounts, Unsettled};
 use crate::status::{DeviceView, LinkView, LookupView, SinkView, StreamView};
 use crate::stream::{ProgramSpec, Routers, StreamCounts, StreamPart};
 use crate::supervisor::{Health, State};
-use crate::table::{Reader, Readers, Table};
+use crate::table::{Positioned, Reader, Readers, Table};
 use crate::wanted::{DeviceWish, SinkWish, StreamWish};
+
+fn program(process: &ProcessSection) -> ProgramSpec {
+    ProgramSpec {
+        socket: process.socket.as_str().into(),
+        timeout: process.timeout.duration(),
+        columns: process.schema(),
+    }
+}
 
 impl Running {
     pub(super) fn stream(
         &self,
         stream: &StreamSection,
         wish: StreamWish,
+        readers: Arc<Readers>,
     ) -> Worker<StreamWish, (StreamView, Arc<Readers>)> {
         if self.stopped.contains(stream.name.as_str()) {
-            return self.stopped_stream(stream, wish);
+            return self.stopped_stream(stream, wish, readers);
         }
         let mut spec =
             build::stream_spec(&self.document, stream, stream.event_time, &self.stream_tables);
         let (tx, queue) = mpsc::channel(self.document.limits.stream_queue as usize);
-        for (index, table) in spec.tables.iter().enumerate() {
-            let device = self.tables.get(&table.name).map(|table| &table.ends.readers);
-            let stream = self.streams.get(&table.name).map(|stream| &stream.ends.1);
-            if let Some(readers) = device.or(stream) {
-                readers.add(Reader { queue: tx.clone(), table: index });
-            }
-        }
+        self.listen(&mut spec.tables, &tx);
         let (health, counts) = (Arc::new(Health::default()), Arc::new(StreamCounts::default()));
         let (shown, engine) = watch::channel(None);
-        for table in &mut spec.tables {
-            // One object for the table's rows and its streams: it need not be compared.
-            match self.tables.get(table.name.as_str()) {
-                Some(worker) if worker.wish == table.schema => table.schema = worker.wish.clone(),
-                _ => {}
-            }
-        }
-        let readers = Arc::new(Readers::default());
         let name: Arc<str> = stream.name.as_str().into();
         let columns = self.stream_tables.get(&name).cloned();
         let upstream = columns.map(|columns| Upstream::new(name.clone(), columns, readers.clone()));
@@ -94,33 +89,53 @@ impl Running {
             idle_after: stream.effective_idle_after(&self.document),
             taps: self.taps.clone(),
             workers: stream.workers as usize,
-            program: stream.process.as_ref().map(|process| ProgramSpec {
-                socket: process.socket.as_str().into(),
-                timeout: process.timeout.duration(),
-                columns: process.schema(),
-            }),
+            program: stream.process.as_ref().map(program),
             losses: Losses::default(),
             away: mpsc::channel(1),
             durable_time: self.durable_time.clone(),
             routers: Routers::default(),
             looked: None,
         };
-        let view = StreamView {
+        let view = StreamView { counts, ..self.stream_view(stream, health.clone(), engine) };
+        let stop = CancellationToken::new();
+        let task =
+            run(&self.around.crews.compute, "stream", stream.name.as_str(), &health, &stop, part);
+        Worker { wish, ends: (view, readers), stop, task: Some(task) }
+    }
+
+    /// Has the tables' rows come to a stream's queue. Both then have one schema object, which need
+    /// not be compared.
+    fn listen(&self, tables: &mut [TableSchema], queue: &mpsc::Sender<Positioned>) {
+        for (index, table) in tables.iter_mut().enumerate() {
+            let device = self.tables.get(&table.name);
+            let stream = self.streams.get(&table.name).map(|stream| &stream.ends.1);
+            if let Some(readers) = device.map(|table| &table.ends.readers).or(stream) {
+                readers.add(Reader { queue: queue.clone(), table: index });
+            }
+            if let Some(worker) = device.filter(|worker| worker.wish == table.schema) {
+                table.schema = worker.wish.clone();
+            }
+        }
+    }
+
+    fn stream_view(
+        &self,
+        stream: &StreamSection,
+        health: Arc<Health>,
+        engine: watch::Receiver<Option<Counts>>,
+    ) -> StreamView {
+        StreamView {
             name: stream.name.to_string(),
             window: stream.window.clone(),
             zone: stream.window.as_ref().and_then(|w| w.zone(&self.document)).map(str::to_owned),
             event_time: stream.event_time,
             unrouted: ledger::unrouted(stream.name.as_str()),
-            health: health.clone(),
-            counts,
+            health,
+            counts: Arc::new(StreamCounts::default()),
             engine,
             queue_capacity: self.document.limits.stream_queue,
             stopped: false,
-        };
-        let stop = CancellationToken::new();
-        let task =
-            run(&self.around.crews.compute, "stream", stream.name.as_str(), &health, &stop, part);
-        Worker { wish, ends: (view, readers), stop, task: Some(task) }
+        }
     }
 
     pub(super) fn lookup(
@@ -157,6 +172,7 @@ impl Running {
         &self,
         stream: &StreamSection,
         wish: StreamWish,
+        readers: Arc<Readers>,
     ) -> Worker<StreamWish, (StreamView, Arc<Readers>)> {
         let health = Arc::new(Health::default());
         health.set(State::Stopped);
@@ -164,19 +180,9 @@ impl Running {
         let counts = progress.and_then(|progress| {
             tidegate_engine::Stream::counts_in(&progress.state).map_err(|e| e.to_string()).ok()
         });
-        let view = StreamView {
-            name: stream.name.to_string(),
-            window: stream.window.clone(),
-            zone: stream.window.as_ref().and_then(|w| w.zone(&self.document)).map(str::to_owned),
-            event_time: stream.event_time,
-            unrouted: ledger::unrouted(stream.name.as_str()),
-            health,
-            counts: Arc::new(StreamCounts::default()),
-            engine: watch::channel(counts).1,
-            queue_capacity: self.document.limits.stream_queue,
-            stopped: true,
-        };
-        Worker { wish, ends: (view, Arc::default()), stop: CancellationToken::new(), task: None }
+        let view = self.stream_view(stream, health, watch::channel(counts).1);
+        let view = StreamView { stopped: true, ..view };
+        Worker { wish, ends: (view, readers), stop: CancellationToken::new(), task: None }
     }
 
     fn targets(&self, routes: &[Route]) -> Vec<Target> {
