@@ -18,9 +18,7 @@ const BASE: u8 = 1;
 const FRAMES: u8 = 2;
 /// By which plan the states beside the progress were made; only where there are some.
 const PANES: u8 = 3;
-/// What [`Query::remembered`](crate::Query::remembered) gave.
-const MEMORY: u8 = 4;
-const SECTIONS: [u8; 4] = [BASE, FRAMES, PANES, MEMORY];
+const SECTIONS: [u8; 3] = [BASE, FRAMES, PANES];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -45,8 +43,6 @@ pub(super) struct Saved {
     pub(super) frames: Vec<u8>,
     /// By which plan stored states were made, where there are some.
     pub(super) panes: Option<Plan>,
-    /// What functions remember of rows that were applied.
-    pub(super) memory: Vec<u8>,
 }
 
 /// A plan that made states.
@@ -89,7 +85,7 @@ impl Saved {
             put_text(&mut out, &plan.sql);
             out
         });
-        let sections = [&self.base(), &self.frames, &panes, &self.memory];
+        let sections = [&self.base(), &self.frames, &panes];
         for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
             if !bytes.is_empty() {
                 out.push(tag);
@@ -152,10 +148,9 @@ impl Saved {
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let [base, frames, panes, memory] = sections.map(Option::unwrap_or_default);
+        let [base, frames, panes] = sections.map(Option::unwrap_or_default);
         let mut saved = Self::read_base(Reader(base))?;
         saved.frames = frames.to_vec();
-        saved.memory = memory.to_vec();
         let mut panes = Reader(panes);
         if !panes.0.is_empty() {
             saved.panes = Some(Plan { fingerprint: panes.u32()?, sql: panes.text()? });
@@ -277,14 +272,12 @@ mod tests {
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
             panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
-            memory: vec![4, 5],
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let (frames, panes, memory) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8, 1 + 4 + 2);
-        let after = bytes.len() - memory;
-        let whole = [after, after - panes, after - panes - frames];
+        let panes = bytes.len() - (1 + 4 + 4 + 4 + 8);
+        let whole = [panes - (1 + 4 + 3), panes];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
@@ -304,8 +297,7 @@ mod tests {
         assert_eq!(base.len(), 85);
         assert_eq!(saved.write(), [&[2, 1, 85, 0, 0, 0], &base[..]].concat());
         assert_eq!(Saved::read(&[&[1], &base[..]].concat()), Ok(saved.clone()));
-        let more = Saved { frames: vec![9], memory: vec![8], ..saved };
-        let sections = [2, 1, 0, 0, 0, 9, 4, 1, 0, 0, 0, 8];
-        assert_eq!(more.write(), [&[2, 1, 85, 0, 0, 0], &base[..], &sections].concat());
+        let framed = Saved { frames: vec![9], ..saved };
+        assert_eq!(framed.write(), [&[2, 1, 85, 0, 0, 0], &base[..], &[2, 1, 0, 0, 0, 9]].concat());
     }
 }
