@@ -187,7 +187,7 @@ impl Keys {
             self.unsaved.iter().map(|part| (*part, Vec::new())).collect();
         for (key, entry) in &self.entries {
             if let (Some(part), Some(held)) = (parts.get_mut(&part_of(key)), entry.place.get()) {
-                part.push((entry.seen, key, held));
+                part.push((entry.seen, &key[..], held));
             }
         }
         let written = parts.into_iter().map(|(part, mut keys)| {
@@ -217,7 +217,7 @@ impl Keys {
     }
 }
 
-fn write(keys: &[(u64, &Box<[u8]>, &Held)]) -> Vec<u8> {
+fn write(keys: &[(u64, &[u8], &Held)]) -> Vec<u8> {
     let mut out = vec![VERSION];
     for (seen, key, held) in keys {
         out.extend(seen.to_le_bytes());

@@ -281,11 +281,10 @@ impl Frames {
         }
     }
 
-    /// What [`Frames::refill`] cannot tell from the rows.
+    /// What [`Frames::refill`] cannot tell from the rows, where it is little.
     pub(super) fn save(&self) -> Vec<u8> {
         match self {
-            Self::Aligned(_) => Vec::new(),
-            Self::Keyed(keyed) => keyed.save(),
+            Self::Aligned(_) | Self::Keyed(_) => Vec::new(),
             Self::Sliding(sliding) => sliding.save(),
             Self::Counted(counted) => counted.save(),
         }
@@ -294,9 +293,10 @@ impl Frames {
     /// Takes up what [`Frames::save`] gave, before the first refill.
     pub(super) fn load(&mut self, saved: &[u8]) -> Result<(), StreamError> {
         match self {
-            Self::Aligned(_) if saved.is_empty() => Ok(()),
-            Self::Aligned(_) => Err(StreamError::Progress("windows that need no saving".into())),
-            Self::Keyed(keyed) => keyed.load(saved),
+            Self::Aligned(_) | Self::Keyed(_) if saved.is_empty() => Ok(()),
+            Self::Aligned(_) | Self::Keyed(_) => {
+                Err(StreamError::Progress("windows that are not saved with it".into()))
+            }
             Self::Sliding(sliding) => sliding.load(saved),
             Self::Counted(counted) => counted.load(saved),
         }
@@ -304,7 +304,12 @@ impl Frames {
 }
 
 impl Frames {
-    /// Whether the progress needs states beside it.
+    /// Whether states beside the progress were not made by the SQL, and so go with any.
+    pub(super) fn any_sql(&self) -> bool {
+        matches!(self, Self::Keyed(_))
+    }
+
+    /// Whether the progress needs states beside it that the SQL made.
     pub(super) fn stores(&self) -> bool {
         matches!(self, Self::Aligned(aligned) if aligned.stores())
     }
@@ -313,14 +318,17 @@ impl Frames {
     pub(super) fn changes(&self) -> Vec<StateChange> {
         match self {
             Self::Aligned(aligned) => aligned.changes(),
-            Self::Keyed(_) | Self::Sliding(_) | Self::Counted(_) => Vec::new(),
+            Self::Keyed(keyed) => keyed.changes(),
+            Self::Sliding(_) | Self::Counted(_) => Vec::new(),
         }
     }
 
     /// Those changes are on their way into the store.
     pub(super) fn submitted(&mut self) {
-        if let Self::Aligned(aligned) = self {
-            aligned.submitted();
+        match self {
+            Self::Aligned(aligned) => aligned.submitted(),
+            Self::Keyed(keyed) => keyed.submitted(),
+            Self::Sliding(_) | Self::Counted(_) => {}
         }
     }
 
@@ -333,8 +341,10 @@ impl Frames {
     ) -> Result<u64, StreamError> {
         match self {
             Self::Aligned(aligned) => aligned.load(states, closed),
-            Self::Keyed(_) | Self::Sliding(_) | Self::Counted(_) => {
-                Err(StreamError::Progress("states of windows that keep their rows".into()))
+            Self::Keyed(keyed) => keyed.load(states).map(|()| 0),
+            Self::Sliding(_) | Self::Counted(_) if states.is_empty() => Ok(0),
+            Self::Sliding(_) | Self::Counted(_) => {
+                Err(StreamError::Progress("states of windows that keep none".into()))
             }
         }
     }

@@ -3,10 +3,12 @@
 //! Promise: a key has one open window at a time, and its rows come to it in order of time; which
 //! windows there are depends on the rows and the watermark alone. A window that was open at a
 //! restart gets back exactly the rows that it had: what tells them, its key, its first row and the
-//! rows of its key that were late, is saved.
+//! rows of its key that were late, stands beside the progress, and is written when it changes.
 //! Source: design page "The engine", section Windows.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use bytes::Bytes;
 
 use super::StreamError;
 use super::frames::{Ended, Run, Settled};
@@ -16,6 +18,7 @@ use super::progress::{Reader, put_length};
 use super::refill::Arrival;
 use super::rows::Mix;
 use crate::sql::{Condition, SqlError};
+use crate::store::StateChange;
 use crate::watermark::Watermark;
 use crate::window::Bounds;
 
@@ -45,6 +48,9 @@ struct Open {
     mix: Mix,
     /// The entry in `ends`: the window does not end before.
     due: i64,
+    /// Its state's key in the store, and whether it is there.
+    number: u64,
+    stored: bool,
 }
 
 /// In which order windows close: by their end; those that time ends before those that a row ends,
@@ -64,6 +70,11 @@ pub(super) struct Keyed {
     ended: BTreeMap<Rank, Open>,
     /// Late rows of keys that may have a window.
     behind: Vec<(Key, Place)>,
+    /// Number of the next window.
+    next: u64,
+    /// Open windows whose states in the store are not those of now, and states without a window.
+    changed: BTreeMap<u64, Key>,
+    gone: Vec<u64>,
     /// Rows in windows.
     members: u64,
     late: usize,
@@ -83,6 +94,9 @@ impl Keyed {
             ends: BTreeSet::new(),
             ended: BTreeMap::new(),
             behind: Vec::new(),
+            next: 0,
+            changed: BTreeMap::new(),
+            gone: Vec::new(),
             members: 0,
             late: 0,
             settled: Settled::default(),
@@ -195,9 +209,11 @@ impl Keyed {
         }
         for (key, place) in std::mem::take(&mut self.behind) {
             // Only a row that could be taken for one of the window's at a restart.
-            let open = self.open.get_mut(&key).filter(|open| open.first <= place);
-            if open.is_some_and(|open| open.late.insert((place.table, place.position))) {
-                self.late += 1;
+            if let Some(open) = self.open.get_mut(&key).filter(|open| open.first <= place) {
+                if open.late.insert((place.table, place.position)) {
+                    self.late += 1;
+                    self.changed.insert(open.number, key);
+                }
             }
             self.keys.release(key);
         }
@@ -250,10 +266,11 @@ impl Keyed {
                 self.end(row.key, time, Some(row.place));
             }
         } else if row.begins || matches!(self.rule, Rule::Session { .. }) {
-            let mut open = Open::new(row.place);
+            let mut open = Open::new(row.place, self.next);
             open.take(row.place, row.quality);
             self.members += 1;
             self.keys.hold_again(row.key);
+            self.changed.insert(open.number, row.key);
             self.begin(row.key, open);
         } else {
             self.settled.filtered += 1;
@@ -264,6 +281,7 @@ impl Keyed {
     /// Opens a window of a key that the caller has taken hold of.
     fn begin(&mut self, key: Key, mut open: Open) {
         open.due = self.rule.end_of(&open);
+        self.next = self.next.max(open.number + 1);
         self.ends.insert((open.due, key));
         self.open.insert(key, open);
     }
@@ -289,6 +307,10 @@ impl Keyed {
             self.ends.remove(&(open.due, key));
             self.keys.release(key);
             self.late -= open.late.len();
+            self.changed.remove(&open.number);
+            if open.stored {
+                self.gone.push(open.number);
+            }
             self.ended.insert((end, by, open.first), open);
         }
     }
@@ -321,48 +343,62 @@ impl Keyed {
         self.open.len()
     }
 
-    /// For each open window its key, its first row, and the rows that were late for it.
-    pub(super) fn save(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        if self.open.is_empty() {
-            return out;
-        }
-        let mut open: Vec<(&Key, &Open)> = self.open.iter().collect();
-        open.sort_unstable_by_key(|(_, open)| open.first);
-        put_length(&mut out, open.len());
-        for (key, open) in open {
-            let text = self.keys.text(*key);
-            put_length(&mut out, text.len());
-            out.extend(text);
-            out.extend(open.first.time.to_le_bytes());
-            put_place(&mut out, open.first.table, open.first.position);
-            put_length(&mut out, open.late.len());
-            for (table, position) in &open.late {
-                put_place(&mut out, *table, *position);
-            }
+    /// What has changed of the open windows since [`Keyed::submitted`]: for each its key, its first
+    /// row, and the rows that were late for it.
+    pub(super) fn changes(&self) -> Vec<StateChange> {
+        let gone = self.gone.iter().map(|number| StateChange { key: *number, bytes: None });
+        let changed = self.changed.iter().filter_map(|(number, key)| {
+            let bytes = Some(self.write(*key, self.open.get(key)?).into());
+            Some(StateChange { key: *number, bytes })
+        });
+        gone.chain(changed).collect()
+    }
+
+    fn write(&self, key: Key, open: &Open) -> Vec<u8> {
+        let (mut out, text) = (Vec::new(), self.keys.text(key));
+        put_length(&mut out, text.len());
+        out.extend(text);
+        out.extend(open.first.time.to_le_bytes());
+        put_place(&mut out, open.first.table, open.first.position);
+        put_length(&mut out, open.late.len());
+        for (table, position) in &open.late {
+            put_place(&mut out, *table, *position);
         }
         out
     }
 
-    pub(super) fn load(&mut self, saved: &[u8]) -> Result<(), StreamError> {
-        if saved.is_empty() {
-            return Ok(());
+    /// Those changes are on their way into the store.
+    pub(super) fn submitted(&mut self) {
+        self.gone.clear();
+        for key in std::mem::take(&mut self.changed).into_values() {
+            if let Some(open) = self.open.get_mut(&key) {
+                open.stored = true;
+            }
         }
-        let mut rest = Reader(saved);
+    }
+
+    /// Opens the windows that were, without their rows.
+    pub(super) fn load(&mut self, states: &[(u64, Bytes)]) -> Result<(), StreamError> {
         let tables = self.order.kept.tables();
-        for _ in 0..rest.u32()? {
+        for (number, state) in states {
+            let mut rest = Reader(state);
             let length = rest.u32()? as usize;
             let key = self.keys.hold(rest.bytes(length)?);
             let time = i64::from_le_bytes(rest.take()?);
             let (table, position) = read_place(&mut rest, tables)?;
-            let mut open = Open::new(Place { time, table, position });
+            let mut open = Open::new(Place { time, table, position }, *number);
             for _ in 0..rest.u32()? {
                 open.late.insert(read_place(&mut rest, tables)?);
             }
+            rest.end()?;
+            if self.open.contains_key(&key) {
+                return Err(StreamError::Progress("two windows of one key".into()));
+            }
+            open.stored = true;
             self.late += open.late.len();
             self.begin(key, open);
         }
-        rest.end()
+        Ok(())
     }
 }
 
@@ -396,8 +432,10 @@ impl Marks {
 }
 
 impl Open {
-    fn new(first: Place) -> Self {
+    fn new(first: Place, number: u64) -> Self {
         Self {
+            number,
+            stored: false,
             first,
             last: first.time,
             members: Vec::new(),

@@ -152,7 +152,9 @@ impl Stream {
         if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
             frames.load(&saved.frames)?;
         }
-        let same = !changed && saved.panes.is_some_and(|plan| plan.made(&stream.query));
+        let any_sql = stream.frames.as_ref().is_some_and(Frames::any_sql);
+        let made = any_sql || saved.panes.is_some_and(|plan| plan.made(&stream.query));
+        let same = !changed && made;
         let mut refilled = 0;
         match stream.frames.as_mut().filter(|_| same) {
             Some(frames) => refilled = frames.load_states(&states, saved.watermark)?,

@@ -82,6 +82,13 @@ fn stream(spec: StreamSpec, sql: &str) -> Stream {
     Stream::new(spec, query, NOW).unwrap()
 }
 
+/// The stream that a restart finds after this progress, the first that was made durable.
+fn restored(spec: &StreamSpec, query: Query, saved: &Progress) -> Stream {
+    let states = saved.states.iter().filter_map(|s| Some((s.key, s.bytes.clone()?)));
+    let states: Vec<_> = states.collect();
+    Stream::restore_with(spec.clone(), query, &saved.state, &states, NOW).unwrap()
+}
+
 const SUMS: &str = "SELECT window_start() AS s, count(*) AS n, sum(v) AS v, last(v) AS l FROM m";
 
 /// What [`SUMS`] gave, in one line per window: start in seconds, rows, sum, last, first sequence

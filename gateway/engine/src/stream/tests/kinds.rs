@@ -268,15 +268,40 @@ async fn a64_an_open_window_survives_a_restart() {
     assert!(feed(&mut stream, 0, first.clone(), NOW).await.results.is_empty());
     let saved = stream.progress();
     assert_eq!((saved.processed[0], saved.replay_from[0]), (1, 0));
-    let mut stream = Stream::restore(spec.clone(), query(&spec, SHOWN), &saved.state, NOW).unwrap();
+    let mut stream = restored(&spec, query(&spec, SHOWN), &saved);
     stream.apply(Event::Replay { table: 0, position: 0, batch: first }, NOW).await.unwrap();
     let effects = feed(&mut stream, 0, batch(&[(2, "a", 0.0), (3, "a", 1.0)]), NOW).await;
     assert_eq!(shown(&effects.results), ["1 3 3 1 1"]);
     ledger_holds(&stream.counts());
     // Another condition is another window: what was open is dropped and counted.
     let other = StreamSpec { window: Some(state("v = 0", "v = 2", 3600, &[])), ..spec };
-    let stream = Stream::restore(other.clone(), query(&other, SHOWN), &saved.state, NOW).unwrap();
+    let stream = restored(&other, query(&other, SHOWN), &saved);
     assert_eq!(stream.counts().dropped, 1);
+    let gone: Vec<_> =
+        stream.progress().states.iter().map(|s| (s.key, s.bytes.is_none())).collect();
+    assert_eq!(gone, [(saved.states[0].key, true)], "what stood beside the progress goes");
+}
+
+/// Only windows that have begun, ended or missed a row since are written, however many are open.
+#[tokio::test]
+async fn a_session_is_written_when_it_changes() {
+    let spec = StreamSpec { window: Some(session(10, None, &["device"])), ..spec(10, 0) };
+    let mut stream = stream(spec, SHOWN);
+    let mut written = async |rows: &[Row]| {
+        feed(&mut stream, 0, batch(rows), NOW).await;
+        let states = stream.progress().states;
+        stream.submitted();
+        let none = stream.progress().states;
+        assert!(none.is_empty(), "{none:?}");
+        states.iter().map(|state| (state.key, state.bytes.is_some())).collect::<Vec<_>>()
+    };
+    assert!(written(&[(1, "a", 1.0), (1, "b", 1.0)]).await.is_empty(), "they wait");
+    assert_eq!(written(&[(2, "a", 1.0), (2, "b", 1.0)]).await, [(0, true), (1, true)]);
+    assert!(written(&[(3, "a", 1.0), (3, "b", 1.0)]).await.is_empty(), "both go on");
+    // One of b is late: it could be taken for one of its session's.
+    assert_eq!(written(&[(1, "b", 1.0), (4, "b", 1.0)]).await, [(1, true)]);
+    // a ends; its next one has not begun.
+    assert_eq!(written(&[(20, "a", 1.0), (13, "b", 1.0)]).await, [(0, false)]);
 }
 
 /// A63 for windows that rows begin: the tail closes when all sources are silent, whatever the SQL
