@@ -189,12 +189,19 @@ impl Decoder {
         timeless
     }
 
+    /// The time that a cell says. A number beyond 64 bits of microseconds is the last or the first
+    /// instant of all: whoever judges times sees what it is.
     fn micros(&self, cell: Cell) -> Option<i64> {
         let factor = self.time_unit.micros();
         match cell {
-            Cell::Int(number) => number.checked_mul(factor),
-            Cell::Uint(number) => i64::try_from(number).ok()?.checked_mul(factor),
-            Cell::Float(number) => whole(number * factor as f64),
+            Cell::Int(number) => Some(number.saturating_mul(factor)),
+            Cell::Uint(number) => {
+                Some(i64::try_from(number).unwrap_or(i64::MAX).saturating_mul(factor))
+            }
+            Cell::Float(number) => {
+                let end = if number > 0.0 { i64::MAX } else { i64::MIN };
+                (!number.is_nan()).then(|| whole(number * factor as f64).unwrap_or(end))
+            }
             Cell::Text(from, to) => rfc3339(&self.found.text[from..to], self.utc?),
             Cell::Absent | Cell::Bool(_) | Cell::Other => None,
         }

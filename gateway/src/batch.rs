@@ -11,9 +11,13 @@ use arrow::array::{ArrayRef, RecordBatch, StringArray, TimestampMicrosecondArray
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use tidegate_drivers::Rows;
+use tidegate_drivers::table::Quality;
 use tokio::time::Instant;
 
-use crate::clock::SharedClock;
+use crate::clock::{SharedClock, Trust};
+
+/// 2100-01-01T00:00:00Z: what says so of itself is believed by nobody.
+const LATEST: i64 = 4_102_444_800_000_000;
 
 /// Names and counts the rows of one source.
 pub struct Batcher {
@@ -42,11 +46,29 @@ impl Batcher {
         self.next_seq
     }
 
+    /// Doubts rows whose time is that of the gateway alone, while that cannot be trusted.
+    pub fn doubt(&self, rows: &mut Rows) {
+        if self.clock.trust() == Trust::Certain {
+            return;
+        }
+        for (quality, own) in rows.qualities.iter_mut().zip(&rows.times) {
+            if own.is_none() && *quality == Quality::Good {
+                *quality = Quality::Uncertain;
+            }
+        }
+    }
+
     /// Makes one batch of `rows`. An error means that the rows are not of the table's schema: a
     /// bug in a driver, and the rows are not counted.
     pub fn close(&mut self, rows: Rows) -> Result<RecordBatch, ArrowError> {
         let len = rows.len();
-        let received: Vec<i64> = self.received(&rows.arrived);
+        let mut received: Vec<i64> = self.received(&rows.arrived);
+        if self.feed && self.clock.trust() == Trust::Unknown {
+            // Nobody can say that a row is from the future: it came no earlier than it says itself.
+            for (at, own) in received.iter_mut().zip(&rows.times) {
+                *at = own.filter(|own| *own < LATEST).map_or(*at, |own| own.max(*at));
+            }
+        }
         let utc = |times: Vec<i64>| -> ArrayRef {
             Arc::new(TimestampMicrosecondArray::from(times).with_timezone("UTC"))
         };

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_config::{
-    Device, DeviceDriver, Document, Environment, EventTime, Priority, ReplayMark, ReplayOrder,
-    SinkDriver, SinkSection, StreamSection, Table as TableConfig, WhenFull, Window as WindowConfig,
-    resolve_secret,
+    Device, DeviceDriver, Document, Environment, EventTime, Future, Priority, ReplayMark,
+    ReplayOrder, SinkDriver, SinkSection, StreamSection, Table as TableConfig, WhenFull,
+    Window as WindowConfig, resolve_secret,
 };
 use tidegate_drivers::bus::{BusHandle, BusOwner};
 use tidegate_drivers::north::Encode;
@@ -23,7 +23,7 @@ use tidegate_drivers::south::serial::SerialSouth;
 use tidegate_drivers::types::{Rate, Secret, Span};
 use tidegate_drivers::{Fault, North, South};
 use tidegate_engine::store::{self, Layout, SinkLayout, StoreOptions, TableLayout};
-use tidegate_engine::{StreamSpec, TableSchema, Window};
+use tidegate_engine::{Calendar, FutureRule, StreamSpec, TableSchema, Window, Zone};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
@@ -120,18 +120,31 @@ pub fn stream_spec(
         name: stream.name.to_string(),
         sources: sources.collect(),
         tables: from.iter().map(|table| table_schema(table, event_time)).collect(),
-        window: stream.window.as_ref().map(window),
+        window: stream.window.as_ref().map(|kind| window(kind, document)),
         allowed_lateness: stream.allowed_lateness.micros(),
         idle_after: micros(stream.effective_idle_after(document)),
+        future: stream.effective_max_future().map(|span| FutureRule {
+            max: span.micros(),
+            restamp: stream.future == Future::Restamp,
+        }),
+        keep_failed: stream.on_error.is_some(),
         memory_max: document.stream_memory().len(),
     }
 }
 
+/// The window of days by the calendar of a place, where there is one.
+fn days(zone: Option<&str>, size: i64, offset: i64, step: Option<i64>) -> Option<Window> {
+    let days = Calendar::new(Zone::named(zone?)?, size, offset)?;
+    Some(Window::Calendar { days, step })
+}
+
 /// A window as the engine knows it.
-fn window(window: &WindowConfig) -> Window {
-    match window {
+fn window(kind: &WindowConfig, document: &Document) -> Window {
+    match kind {
         WindowConfig::Tumbling(t) => {
-            Window::Tumbling { size: t.size.micros(), offset: t.offset.micros() }
+            let (size, offset) = (t.size.micros(), t.offset.micros());
+            days(kind.zone(document), size, offset, None)
+                .unwrap_or(Window::Tumbling { size, offset })
         }
         WindowConfig::Hopping(h) => Window::Hopping {
             size: h.size.micros(),
@@ -139,7 +152,9 @@ fn window(window: &WindowConfig) -> Window {
             offset: h.offset.micros(),
         },
         WindowConfig::Cumulative(c) => {
-            Window::Cumulative { size: c.size.micros(), step: c.step.micros() }
+            let (size, step) = (c.size.micros(), c.step.micros());
+            days(kind.zone(document), size, 0, Some(step))
+                .unwrap_or(Window::Cumulative { size, step })
         }
         WindowConfig::Sliding(s) => {
             Window::Sliding { size: s.size.micros(), delay: s.delay.micros() }

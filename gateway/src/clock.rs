@@ -1,7 +1,14 @@
 //! The only way to the wall clock.
 //!
 //! Pacing uses `tokio::time`, which tests pause; the time of day comes from a [`Clock`], which
-//! tests set. Event time is microseconds since 1970 UTC everywhere.
+//! tests set. Event time is microseconds since 1970 UTC everywhere. What the gateway does with the
+//! operating system's clock where that is wrong or set stands in `steady`.
+
+mod ages;
+mod steady;
+
+pub use ages::Ages;
+pub use steady::{DurableTime, SteadyClock};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,6 +18,39 @@ use std::time::UNIX_EPOCH;
 pub trait Clock: Send + Sync {
     /// Microseconds since 1970 UTC; negative before.
     fn now(&self) -> i64;
+
+    /// How far what [`Clock::now`] tells can be trusted.
+    fn trust(&self) -> Trust {
+        Trust::Certain
+    }
+
+    /// Tells it how far time had come, in microseconds since 1970 UTC, when rows were made durable
+    /// last: the present cannot be before that. Called once, before rows are stamped.
+    fn resume(&self, _last: i64) {}
+}
+
+/// How far the time of day can be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Trust {
+    /// It is the operating system's time.
+    #[default]
+    Certain,
+    /// It is ahead of the operating system's time, which was set back, and runs slower until that
+    /// has caught up.
+    Ahead,
+    /// The operating system's time cannot be right: nobody has set it since the power came.
+    Unknown,
+}
+
+impl Trust {
+    /// The word that status shows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Certain => "certain",
+            Self::Ahead => "ahead",
+            Self::Unknown => "unknown",
+        }
+    }
 }
 
 /// A clock that many parts read.

@@ -33,7 +33,7 @@ use crate::cli::FAILURE;
 use crate::cli::check::fail;
 use crate::cli::print::say;
 use crate::cli::run::{Doors, Threads};
-use crate::clock::SystemClock;
+use crate::clock::SteadyClock;
 use crate::control::Desk;
 use crate::keys::{Keys, read_keys};
 use crate::logs::Levels;
@@ -178,7 +178,7 @@ async fn play(
     ]);
     let document = gateway_document(&values)?;
     let around = Surroundings {
-        clock: Arc::new(SystemClock),
+        clock: Arc::new(SteadyClock::new()),
         environment: Arc::new(ProcessEnvironment),
         crews,
     };

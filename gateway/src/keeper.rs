@@ -8,7 +8,7 @@ mod export;
 use std::sync::Arc;
 
 use futures::FutureExt;
-use tidegate_engine::store::{Recovery, Rejected, Store, StoreError};
+use tidegate_engine::store::{Layout, Recovery, Rejected, SinkLayout, Store, StoreError, WhenFull};
 use tidegate_web_ui::{
     Exportable, Exported, Keeper, Kept, Letters, Records, Refusal, RejectedRecord, ReplayRate,
     StoreCompacted, StoreContents, StoreVerified,
@@ -71,6 +71,21 @@ impl StoreKeeper {
     }
 }
 
+/// A layout with all sinks of a store that nobody runs on, but for one. Nothing in it gives way: no
+/// bound is known. Tables stay unnamed: a table without readers would keep nothing.
+pub fn everything(store: &Store, but: Option<&str>) -> Layout {
+    let sinks = store.sinks().into_iter().filter(|name| Some(&**name) != but);
+    let sinks = sinks.map(|name| SinkLayout {
+        name,
+        max_bytes: u64::MAX,
+        max_age_us: None,
+        max_records: None,
+        when_full: WhenFull::Block,
+        priority: 0,
+    });
+    Layout { tables: Vec::new(), sinks: sinks.collect() }
+}
+
 fn refusal(error: &StoreError) -> Refusal {
     match error {
         StoreError::Unknown(_) => Refusal::Unknown(error.to_string()),
@@ -108,6 +123,28 @@ impl Keeper for StoreKeeper {
         async move {
             let (bytes_before, bytes_after) = store.compact().await.map_err(|e| refusal(&e))?;
             Ok(StoreCompacted { bytes_before, bytes_after })
+        }
+        .boxed()
+    }
+
+    fn forget(&self, name: String) -> Kept<Records> {
+        let keeper = self.clone();
+        async move {
+            let store = &keeper.store;
+            let alone = matches!(keeper.beside, Beside::Nothing(_));
+            if alone {
+                // No configuration says what is needed: whoever asks does.
+                let layout = everything(store, Some(&name));
+                store.relayout(layout, u64::MAX).await.map_err(|e| refusal(&e))?;
+            }
+            let forgotten = store.forget(&name).await;
+            if alone {
+                let layout = everything(store, None);
+                store.relayout(layout, u64::MAX).await.map_err(|e| refusal(&e))?;
+            }
+            let records = forgotten.map_err(|e| refusal(&e))?;
+            tracing::info!(name, records, "what was kept for it is forgotten");
+            Ok(Records { records })
         }
         .boxed()
     }

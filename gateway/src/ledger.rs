@@ -71,6 +71,11 @@ pub fn results(sink: &str) -> Arc<str> {
     format!("sink/{sink}/results").into()
 }
 
+/// The counter of a stream's results that no route took.
+pub fn unrouted(stream: &str) -> Arc<str> {
+    format!("stream/{stream}/unrouted").into()
+}
+
 /// How all keys of sources begin.
 const SOURCES: &str = "source/";
 

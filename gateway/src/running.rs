@@ -10,6 +10,7 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
@@ -24,6 +25,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::build::{self, Surroundings};
+use crate::clock::{Ages, DurableTime};
 use crate::ledger;
 use crate::status::{DeviceView, GatewayStatus, LinkView, SinkView, StreamView, Views};
 use crate::stream::Feeds;
@@ -77,6 +79,10 @@ pub struct Running {
     seqs: BTreeMap<String, u64>,
     /// The connections of the feeds, which streams look at.
     feeds: Arc<Feeds>,
+    /// How far time has come in what is durable.
+    durable_time: Arc<DurableTime>,
+    /// The longest age that anything stored may have, in seconds.
+    ages_max: Arc<AtomicU64>,
     /// Parts that were asked to end and have not yet.
     ending: Vec<AbortOnDropHandle<()>>,
 }
@@ -101,6 +107,10 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
     let sources = parts.map(|(device, group)| (device.part_name(group), device.table_of(group)));
     let seqs = ledger::begin(&store, sinks, sources);
     let clock = around.clock.clone();
+    let durable_time = DurableTime::from_seconds(store.count(DurableTime::COUNTER));
+    if let Some(last) = durable_time.micros() {
+        clock.resume(last);
+    }
     let mut running = Running {
         status: Arc::new(GatewayStatus::new(name, clock, store.clone(), recovery)),
         store,
@@ -116,6 +126,8 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
         timers: None,
         seqs,
         feeds: Arc::default(),
+        durable_time: Arc::new(durable_time),
+        ages_max: Arc::default(),
         ending: Vec::new(),
     };
     running.raise();
@@ -236,18 +248,23 @@ impl Running {
 
     /// The store knows no clock: what it does by time is told to it from here.
     fn timers(&mut self) {
+        self.ages_max.store(longest_age(&self.document).as_secs(), Ordering::Relaxed);
         let every = self.document.store.commit_every;
         if self.timers.as_ref().is_some_and(|(now, _)| *now == every) {
             return;
         }
         let (store, clock) = (self.store.clone(), self.around.clock.clone());
+        let (ages_max, mut ages) = (self.ages_max.clone(), Ages::default());
         let task = tokio::spawn(async move {
             let mut commit = tokio::time::interval(every.duration());
             let mut expire = tokio::time::interval(EXPIRE_EVERY);
             loop {
                 tokio::select! {
                     _ = commit.tick() => store.flush(),
-                    _ = expire.tick() => store.expire(clock.now()),
+                    _ = expire.tick() => {
+                        let longest = Duration::from_secs(ages_max.load(Ordering::Relaxed));
+                        store.expire(ages.judge(clock.now(), longest));
+                    }
                 }
             }
         });
@@ -327,6 +344,13 @@ impl Running {
             Ok(())
         })
     }
+}
+
+/// The longest age that records of any sink, or rows of any table, may have.
+fn longest_age(document: &Document) -> Duration {
+    let sinks = document.sinks.iter().filter_map(|sink| sink.store.max_age);
+    let tables = document.devices.iter().filter_map(|device| device.history);
+    sinks.chain(tables).map(Span::duration).max().unwrap_or_default()
 }
 
 async fn in_time(work: impl Future<Output = Result<(), StoreError>>) -> Result<(), StartError> {

@@ -229,7 +229,8 @@ impl Source {
             }
             return;
         }
-        let rows = self.rows.finish();
+        let mut rows = self.rows.finish();
+        self.batcher.doubt(&mut rows);
         let count = rows.len() as u64;
         let of = |q: Quality| rows.qualities.iter().filter(|x| **x == q).count() as u64;
         let (good, bad) = (of(Quality::Good), of(Quality::Bad));

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tidegate_config::{Severity, Window};
+use tidegate_config::{EventTime, Severity, Window};
 use tidegate_drivers::south::modbus::Bus;
 use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::Counts;
@@ -16,7 +16,7 @@ use tidegate_engine::store::{Recovery, Store};
 use tidegate_web_ui as web;
 use tokio::sync::watch;
 
-use crate::clock::SharedClock;
+use crate::clock::{SharedClock, Trust};
 use crate::progress::{Pulse, Watched};
 use crate::pump::{Asked, SinkCounts};
 use crate::source::SourceCounts;
@@ -64,6 +64,12 @@ pub struct StreamView {
     pub name: String,
     /// Its window, where it has one.
     pub window: Option<Window>,
+    /// The time zone whose days that is, where it is of days.
+    pub zone: Option<String>,
+    /// Which time decides.
+    pub event_time: EventTime,
+    /// The durable counter of results that no route took.
+    pub unrouted: Arc<str>,
     /// Its supervisor's view.
     pub health: Arc<Health>,
     /// What it counts itself.
@@ -166,14 +172,19 @@ impl web::Console for GatewayStatus {
                 boot_id: None,
                 started: rfc3339(self.started),
                 uptime_s: self.started_at.elapsed().as_secs_f64(),
+                time: rfc3339(now),
+                clock: self.clock.trust().name().to_owned(),
             },
             config: config.config.clone(),
             config_problems: config.problems.clone(),
             links: views.links.iter().map(link).collect(),
             devices: views.devices.iter().map(device).collect(),
-            streams: views.streams.iter().map(|s| stream(s, now)).collect(),
+            streams: views.streams.iter().map(|s| self.stream(s, now)).collect(),
             sinks: views.sinks.iter().map(|sink| self.sink(sink, now)).collect(),
-            alarms: alarms(&store, self.store.stats().failed),
+            alarms: clock_alarm(self.clock.trust())
+                .into_iter()
+                .chain(alarms(&store, self.store.stats().failed))
+                .collect(),
             store,
             ledger: self.ledger(&views),
             ledger_since_start: self.ledger_since_start(&views),
@@ -267,6 +278,10 @@ impl GatewayStatus {
         devices.chain(sinks).collect()
     }
 
+    fn stream(&self, view: &StreamView, now: i64) -> web::StreamStatus {
+        stream(view, now, self.store.count(&view.unrouted))
+    }
+
     fn sink(&self, sink: &SinkView, now: i64) -> web::SinkStatus {
         let backlog = self.store.backlog(&sink.name);
         web::SinkStatus {
@@ -311,6 +326,16 @@ pub fn problems(problems: &tidegate_config::Problems) -> Vec<web::ConfigProblem>
         .collect()
 }
 
+/// What a person should do about the clock.
+fn clock_alarm(trust: Trust) -> Option<web::Reason> {
+    let reason = match trust {
+        Trust::Certain => return None,
+        Trust::Ahead => "it was set back: until it has caught up, times are ahead of it",
+        Trust::Unknown => "it was not set since power came: times are guesses",
+    };
+    Some(web::Reason { part: "clock".to_owned(), reason: reason.to_owned() })
+}
+
 fn link(link: &LinkView) -> web::LinkStatus {
     web::LinkStatus {
         name: link.name.clone(),
@@ -340,7 +365,7 @@ fn device(device: &DeviceView) -> web::DeviceStatus {
     }
 }
 
-fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
+fn stream(stream: &StreamView, now: i64, unrouted: u64) -> web::StreamStatus {
     let engine = stream.engine.borrow().unwrap_or_default();
     web::StreamStatus {
         name: stream.name.clone(),
@@ -352,16 +377,27 @@ fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
             State::Stopped => web::PartState::Stopped,
         },
         mode: if stream.window.is_some() { "recompute" } else { "stateless" }.to_owned(),
-        window: stream.window.as_ref().map(Window::summary),
+        window: stream.window.as_ref().map(|window| match &stream.zone {
+            Some(zone) => format!("{} in {zone}", window.summary()),
+            None => window.summary(),
+        }),
+        event_time: match stream.event_time {
+            EventTime::Source => "source",
+            EventTime::Arrival => "arrival",
+        }
+        .to_owned(),
         accepted: engine.accepted,
         windowed: engine.windowed,
         late: engine.late,
+        future: engine.future,
+        restamped: engine.restamped,
         filtered: engine.filtered,
         failed: engine.failed,
         dropped: engine.dropped,
         open_rows: engine.open_rows,
         open_windows: engine.open_windows,
         results: engine.results,
+        unrouted,
         watermark: engine.watermark.map(rfc3339),
         watermark_lag_s: engine.watermark.map(|at| seconds(now - at)),
         errors: stream.counts.errors.load(Ordering::Relaxed),

@@ -11,28 +11,26 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use arrow::array::RecordBatch;
-use bytes::Bytes;
-use tidegate_drivers::north::{Encode, Envelope, Int64Style};
+use tidegate_config::check::{ERROR_COLUMN, REASON_COLUMN, with_text};
 use tidegate_drivers::stats::{LinkState, Stats};
-use tidegate_engine::encode::{JsonOptions, Meta, json_rows};
-use tidegate_engine::store::{Commit, OutboxRows, Store, StreamProgress};
+use tidegate_engine::store::{Commit, Store, StreamProgress};
 use tidegate_engine::{Counts, Effects, Event, Query, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::clock::SharedClock;
+use crate::clock::{DurableTime, SharedClock};
+use crate::route::{Routed, Router, Target, with_reason};
 use crate::supervisor::{Exit, Health, Part};
 use crate::table::Positioned;
 
-/// A sink that results (or late rows) of a stream go to.
-#[derive(Debug, Clone)]
-pub struct Target {
-    /// The sink's name.
-    pub sink: Arc<str>,
-    /// How its records are written.
-    pub encode: Encode,
-    /// The durable counter of what is put into its outbox.
-    pub results: Arc<str>,
+/// Where a stream's rows go, planned with its SQL: one router for each form that rows have.
+#[derive(Debug, Default)]
+pub struct Routers {
+    results: Router,
+    /// By table.
+    late: Vec<Router>,
+    /// By table.
+    failed: Vec<Router>,
 }
 
 /// What a stream counts beside the engine's own counts.
@@ -68,6 +66,10 @@ pub struct StreamPart {
     pub targets: Vec<Target>,
     /// Where late rows go.
     pub late_targets: Vec<Target>,
+    /// Where rows go that the SQL failed on.
+    pub error_targets: Vec<Target>,
+    /// The durable counter of results that no route took.
+    pub unrouted: Arc<str>,
     /// `gateway/epoch`, the beginning of each record id.
     pub id_prefix: String,
     /// Whether windows that cannot go on with changed SQL are ended by the old one.
@@ -86,6 +88,12 @@ pub struct StreamPart {
     pub feeds: Arc<Feeds>,
     /// After how long a silent source is idle.
     pub idle_after: Duration,
+    /// How far time has come in what is durable.
+    pub durable_time: Arc<DurableTime>,
+    /// The targets with their conditions planned; made with the SQL's plan.
+    pub routers: Routers,
+    /// The stream's last look at the clock.
+    pub looked: Option<(i64, Instant)>,
 }
 
 /// The connections of all feeds, by device: a device that is started anew puts its own here.
@@ -138,6 +146,9 @@ impl Listening {
     }
 }
 
+/// A clock that went on by so much more than time did was set.
+const STEP_MIN: i64 = 2_000_000;
+
 /// Batches that are taken from the queue into one commit at most.
 const GATHER_MAX: usize = 64;
 
@@ -169,11 +180,13 @@ impl StreamPart {
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
         let query = self.spec.plan(&self.sql, &self.sql_text).map_err(|e| format!("SQL: {e}"))?;
+        self.looked = None;
         // All rows that were queued before this commit are readable after it.
         self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
         if self.closes_old {
             self.close_old(&query).await?;
         }
+        self.routers = self.routers(&query)?;
         let mut stream = match self.store.progress(&self.name) {
             Some(progress) => self.resume(query, &progress).await?,
             None => Stream::new(self.spec.clone(), query, self.clock.now())
@@ -188,6 +201,20 @@ impl StreamPart {
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
         self.submit(&mut stream, commit).await?;
         Ok(stream)
+    }
+
+    fn routers(&self, query: &Query) -> Result<Routers, String> {
+        let side = |targets: &[Target], column: &str| {
+            let tables = self.spec.tables.iter();
+            let form = tables.map(|table| with_text(&table.schema, column));
+            let planned = form.map(|columns| Router::plan(&self.sql, targets, &columns));
+            planned.collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Routers {
+            results: Router::plan(&self.sql, &self.targets, &query.schema())?,
+            late: side(&self.late_targets, REASON_COLUMN)?,
+            failed: side(&self.error_targets, ERROR_COLUMN)?,
+        })
     }
 
     /// The stream where `progress` left it, before its logs are read.
@@ -215,6 +242,13 @@ impl StreamPart {
                 return Ok(());
             }
         };
+        match self.routers(&old) {
+            Ok(routers) => self.routers = routers,
+            Err(error) => {
+                tracing::warn!(stream = &*self.name, error, "results of before fit no route");
+                return Ok(());
+            }
+        }
         let mut stream = self.resume(old, &progress).await?;
         for table in 0..self.tables.len() {
             let at = stream.progress();
@@ -223,10 +257,10 @@ impl StreamPart {
         }
         let mut commit = Commit::default();
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
-        let late = stream.counts().late;
+        let before = stream.counts();
         let effects = stream.close_all().await;
         self.note(&effects);
-        self.encode(effects, late, self.clock.now(), &mut commit)?;
+        self.encode(&effects, &before, self.clock.now(), &mut commit)?;
         self.submit(&mut stream, commit).await?;
         self.commit(Commit { wait: true, ..Commit::default() }, true).await
     }
@@ -342,69 +376,103 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         let now = self.clock.now();
-        let first_late = stream.counts().late;
+        self.forgive_step(stream, now);
+        let before = stream.counts();
         let effects = stream.apply(event, now).await.map_err(|e| e.to_string())?;
         self.note(&effects);
-        self.encode(effects, first_late, now, commit)
+        self.encode(&effects, &before, now, commit)
     }
 
     /// Shows what failed.
     fn note(&self, effects: &Effects) {
         for error in &effects.failures {
-            self.counts.errors.fetch_add(1, Ordering::Relaxed);
-            self.health.error(error.to_string());
-            tracing::error!(stream = &*self.name, %error, "its rows are dropped and counted");
+            self.failed(&error.to_string());
         }
     }
 
-    /// Writes what came out for each sink. `first_late` numbers the late rows.
+    /// A clock that was set forward makes no source silent: it would be, for the time that nobody has
+    /// lived through.
+    fn forgive_step(&mut self, stream: &mut Stream, now: i64) {
+        let instant = Instant::now();
+        if let Some((before, then)) = self.looked.replace((now, instant)) {
+            let passed = i64::try_from((instant - then).as_micros()).unwrap_or(i64::MAX);
+            let step = now.saturating_sub(before).saturating_sub(passed);
+            if step > STEP_MIN {
+                stream.forgive(step);
+            }
+        }
+    }
+
+    fn failed(&self, error: &str) {
+        self.counts.errors.fetch_add(1, Ordering::Relaxed);
+        self.health.error(error.to_owned());
+        tracing::error!(stream = &*self.name, error, "its rows are counted");
+    }
+
+    /// Writes what came out for each sink. What was counted `before` numbers late and failed rows.
     fn encode(
         &self,
-        effects: Effects,
-        first_late: u64,
+        effects: &Effects,
+        before: &Counts,
         now: i64,
         commit: &mut Commit,
     ) -> Result<(), String> {
-        for output in effects.results {
+        for output in &effects.results {
             let window = output.window.map(|w| (w.start, w.end));
-            for target in &self.targets {
-                let bodies = bodies(
-                    &target.encode,
-                    &output.batch,
-                    format!("{}/{}", self.id_prefix, self.name),
-                    output.quality,
-                    output.first_seq,
-                )?;
-                commit.counts.push((target.results.clone(), bodies.len() as u64));
-                commit.outbox.push(OutboxRows {
-                    sink: target.sink.clone(),
-                    stream: self.name.clone(),
-                    first_seq: output.first_seq,
-                    window,
-                    created: now,
-                    bodies,
-                });
+            let rows = Routed {
+                batch: &output.batch,
+                id_prefix: &self.id_prefix,
+                stream: &self.name,
+                quality: output.quality,
+                first_seq: output.first_seq,
+                window,
+                created: now,
+            };
+            let unrouted = self.put(&self.routers.results, &rows, commit)?;
+            if unrouted > 0 {
+                commit.counts.push((self.unrouted.clone(), unrouted));
             }
         }
-        let mut first_seq = first_late;
-        let stream: Arc<str> = format!("{}.late", self.name).into();
-        for late in effects.late {
-            for target in &self.late_targets {
-                let id = format!("{}/{stream}", self.id_prefix);
-                let bodies = bodies(&target.encode, &late.batch, id, "uncertain", first_seq)?;
-                commit.counts.push((target.results.clone(), bodies.len() as u64));
-                commit.outbox.push(OutboxRows {
-                    sink: target.sink.clone(),
-                    stream: stream.clone(),
-                    first_seq,
-                    window: None,
-                    created: now,
-                    bodies,
-                });
+        let late = effects.late.iter().map(|late| {
+            (&self.routers.late[late.table], &late.batch, REASON_COLUMN, late.reason.name())
+        });
+        self.put_beside("late", "uncertain", before.late + before.future, late, now, commit)?;
+        let failed = effects.failed.iter().map(|failed| {
+            (&self.routers.failed[failed.table], &failed.batch, ERROR_COLUMN, &*failed.error)
+        });
+        self.put_beside("error", "bad", before.failed_out, failed, now, commit)
+    }
+
+    /// Puts rows that are no results, with the reason in a column, into the outboxes of their sinks
+    /// as those of a stream beside this one.
+    fn put_beside<'a>(
+        &self,
+        what: &str,
+        quality: &'static str,
+        mut first_seq: u64,
+        rows: impl Iterator<Item = (&'a Router, &'a RecordBatch, &'a str, &'a str)>,
+        created: i64,
+        commit: &mut Commit,
+    ) -> Result<(), String> {
+        let stream: Arc<str> = format!("{}.{what}", self.name).into();
+        for (router, batch, column, reason) in rows {
+            if !router.is_empty() {
+                let batch = &with_reason(batch, column, reason)?;
+                let (id_prefix, stream) = (&*self.id_prefix, &stream);
+                let window = None;
+                let rows = Routed { batch, id_prefix, stream, quality, first_seq, window, created };
+                self.put(router, &rows, commit)?;
             }
-            first_seq += late.batch.num_rows() as u64;
+            first_seq += batch.num_rows() as u64;
         }
         Ok(())
+    }
+
+    /// Puts rows where they go. Returns how many go nowhere.
+    fn put(&self, to: &Router, rows: &Routed<'_>, commit: &mut Commit) -> Result<u64, String> {
+        let outcome = to.put(rows, commit)?;
+        outcome.errors.iter().for_each(|error| self.failed(error));
+        Ok(outcome.unrouted)
     }
 
     /// Queues results together with the progress that they stand for.
@@ -418,6 +486,8 @@ impl StreamPart {
             replay_from: named(progress.replay_from),
             states: progress.states,
         });
+        // The watermark may have followed the clock: no row may be stamped behind it.
+        commit.counts.extend(self.durable_time.growth(self.clock.now()));
         stream.submitted();
         self.shown.send_replace(Some(stream.counts()));
         self.commit(commit, false).await
@@ -430,22 +500,4 @@ impl StreamPart {
         }
         Ok(())
     }
-}
-
-/// Writes the rows of a batch as a sink wants them.
-fn bodies(
-    encode: &Encode,
-    batch: &RecordBatch,
-    id_prefix: String,
-    quality: &'static str,
-    first_seq: u64,
-) -> Result<Vec<Bytes>, String> {
-    let Encode::Json(json) = encode;
-    // None of the sinks so far carries the id itself: MQTT 3.1.1 has no properties.
-    let meta = match json.envelope.unwrap_or(Envelope::Meta) {
-        Envelope::Meta => Some(Meta { id_prefix, quality }),
-        Envelope::None => None,
-    };
-    let options = JsonOptions { int64_as_string: json.int64 == Int64Style::String, meta };
-    json_rows(batch, &options, first_seq).map_err(|e| format!("a result cannot be written: {e}"))
 }

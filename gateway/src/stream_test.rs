@@ -18,7 +18,7 @@ use arrow::array::{
 use arrow::datatypes::{DataType, Field};
 use tidegate_config::{Document, Scalar, StreamSection, StreamTest, TestRow};
 use tidegate_engine::encode::{JsonOptions, json_rows};
-use tidegate_engine::{Effects, Event, Sql, Stream, StreamSpec};
+use tidegate_engine::{Effects, Event, LateReason, Sql, Stream, StreamSpec};
 
 use crate::build::stream_spec;
 
@@ -81,7 +81,8 @@ fn collect(
             rows.push(serde_json::from_slice(&line).map_err(|e| e.to_string())?);
         }
     }
-    *late += effects.late.iter().map(|l| l.batch.num_rows() as u64).sum::<u64>();
+    let too_late = effects.late.iter().filter(|rows| rows.reason == LateReason::Late);
+    *late += too_late.map(|rows| rows.batch.num_rows() as u64).sum::<u64>();
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use tidegate_engine::store::{Commit, LogRows, Store, Ticket};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::clock::SharedClock;
+use crate::clock::{DurableTime, SharedClock};
 use crate::ledger::Growth;
 use crate::supervisor::{Exit, Part};
 
@@ -92,6 +92,8 @@ pub struct Table {
     pub next_position: u64,
     /// The time of day, for the table's history.
     pub clock: SharedClock,
+    /// How far time has come in what is durable.
+    pub durable_time: Arc<DurableTime>,
 }
 
 /// How long a batch that nobody waits for may wait for others: devices that are polled together
@@ -160,10 +162,11 @@ impl Table {
     }
 
     async fn take(&mut self, arrival: Arrival) -> Result<(), String> {
-        let Arrival { batch, counts, ticket } = arrival;
+        let Arrival { batch, mut counts, ticket } = arrival;
         let (table, position, accepted) = (self.name.clone(), self.next_position, self.clock.now());
         let rows = LogRows { table, position, accepted, batch: batch.clone() };
         let rows = if batch.num_rows() > 0 { vec![rows] } else { Vec::new() };
+        counts.extend(self.durable_time.growth(accepted));
         let commit = Commit { wait: ticket.is_some(), rows, counts, ..Commit::default() };
         let durable = self.store.submit(commit).await.map_err(|e| format!("store: {e}"))?;
         self.next_position += batch.num_rows() as u64;

@@ -70,11 +70,8 @@ impl Wanted {
         });
         let devices = devices.collect();
         let streams = document.streams.iter().map(|stream| {
-            let late = stream.late.iter().flat_map(|late| &late.to);
             let sinks = stream
-                .to
-                .iter()
-                .chain(late)
+                .routes()
                 .filter_map(|route| document.sinks.iter().find(|sink| sink.name == route.sink));
             let wish = StreamWish {
                 section: stream.clone(),

@@ -240,6 +240,8 @@ fn of_windows(batch_rows: u64) -> u64 {
         }),
         allowed_lateness: 0,
         idle_after: 5_000_000,
+        future: None,
+        keep_failed: false,
         memory_max: 64 << 20,
         tables: vec![table.clone()],
     };

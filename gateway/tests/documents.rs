@@ -56,6 +56,7 @@ fn the_help_is_what_the_file_says() {
         "store verify",
         "store export",
         "store replay",
+        "store forget",
         "store compact",
         "sinks",
         "sinks pause",

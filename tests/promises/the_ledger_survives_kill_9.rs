@@ -51,7 +51,7 @@ fn assert_adds_up(status: &Value) {
             assert_eq!(number(hop, "read"), number(hop, "accepted") + sum(hop, "refused"), "{hop}");
         }
         for hop in ledger["streams"].as_array().expect("hops") {
-            let parts = ["windowed", "late", "filtered", "failed", "dropped", "open"];
+            let parts = ["windowed", "late", "future", "filtered", "failed", "dropped", "open"];
             let parts: u64 = parts.iter().map(|key| number(hop, key)).sum();
             assert_eq!(number(hop, "carried") + number(hop, "accepted"), parts, "{hop}");
         }

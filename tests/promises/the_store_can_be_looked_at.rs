@@ -160,5 +160,29 @@ fn what_nobody_asks_for_is_told() {
     let listed = store(&scratch, &["ls"]);
     let line = listed.stdout.lines().find(|line| line.starts_with("cloud")).expect("a line");
     assert!(line.ends_with("unclaimed"), "{line}");
+    assert!(listed.stdout.ends_with("tidegate store forget NAME\n"), "{listed:?}");
+
+    // Only what the configuration has no more can be forgotten.
+    let refused = store(&scratch, &["forget", "sky"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("sky is in the running configuration"), "{refused:?}");
+    let forgotten = store(&scratch, &["forget", "cloud"]);
+    assert_eq!(forgotten.code, Some(0), "{forgotten:?}");
+    let records = sink["records"].as_u64().expect("a count");
+    assert_eq!(forgotten.stdout, format!("{records} rows and records of cloud are forgotten\n"));
+    assert_eq!(gateway.status()["store"]["unclaimed"], Value::Array(vec![]));
+    assert!(!store(&scratch, &["ls"]).stdout.contains("cloud"));
     assert_eq!(gateway.stop().code, Some(0));
+
+    // Without a gateway nobody says what is needed; and what was forgotten stays so.
+    let contents = json(&store(&scratch, &["ls", "--json"]));
+    assert_eq!(named(&contents["sinks"], "cloud")["records"], 0);
+    assert!(named(&contents["sinks"], "sky")["records"].as_u64() > Some(0), "{contents:#}");
+    assert_eq!(store(&scratch, &["forget", "sky"]).code, Some(0));
+    assert_eq!(store(&scratch, &["forget", "s"]).code, Some(0));
+    let contents = json(&store(&scratch, &["ls", "--json"]));
+    assert_eq!(named(&contents["sinks"], "sky")["records"], 0);
+    let table = named(&contents["tables"], "s");
+    assert_eq!(table["start"], table["end"], "its positions go on");
+    assert_eq!(store(&scratch, &["forget", "sea"]).code, Some(1));
 }

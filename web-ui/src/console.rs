@@ -137,6 +137,11 @@ pub struct GatewayStatus {
     pub started: String,
     /// Seconds since then, monotonic.
     pub uptime_s: f64,
+    /// The gateway's time of day, RFC 3339.
+    pub time: String,
+    /// How far that can be trusted: `certain`; `ahead` of the operating system's clock, which was set
+    /// back; `unknown` while that was never set since power came.
+    pub clock: String,
 }
 
 /// Which configuration runs, and what became of the last change.
@@ -293,12 +298,18 @@ pub struct StreamStatus {
     pub mode: String,
     /// Its window in words, such as `tumbling 10s`; none for a stateless stream.
     pub window: Option<String>,
+    /// Which time decides: `source`, what rows say of themselves, or `arrival`.
+    pub event_time: String,
     /// Rows that reached the stream.
     pub accepted: u64,
     /// Of these, rows that are in a closed window's result.
     pub windowed: u64,
     /// Of these, rows that came after their window had closed.
     pub late: u64,
+    /// Of these, rows whose time was too far ahead of the clock.
+    pub future: u64,
+    /// Rows whose time was too far ahead and was put to that of their arrival.
+    pub restamped: u64,
     /// Of these, rows that a stateless query left out.
     pub filtered: u64,
     /// Of these, rows of windows or batches that the query failed on.
@@ -311,6 +322,8 @@ pub struct StreamStatus {
     pub open_windows: u64,
     /// Output rows.
     pub results: u64,
+    /// Of these, rows that no route took.
+    pub unrouted: u64,
     /// The watermark, RFC 3339; none before the first row.
     pub watermark: Option<String>,
     /// Seconds from the watermark to the gateway's clock.

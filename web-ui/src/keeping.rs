@@ -32,6 +32,7 @@ type Keeping = State<Arc<dyn Keeper>>;
 pub(crate) fn quick(keeper: Arc<dyn Keeper>) -> Router {
     Router::new()
         .route("/api/v1/store", get(contents))
+        .route("/api/v1/store/forget/{name}", post(forget))
         .route("/api/v1/store/export/tables/{name}", get(export_table))
         .route("/api/v1/store/export/sinks/{name}", get(export_sink))
         .route("/api/v1/sinks/{name}/pause", post(pause))
@@ -77,6 +78,10 @@ async fn verify(State(keeper): Keeping) -> Response {
 
 async fn compact(State(keeper): Keeping) -> Response {
     told(keeper.compact()).await
+}
+
+async fn forget(State(keeper): Keeping, Path(name): Path<String>) -> Response {
+    told(keeper.forget(name)).await
 }
 
 /// Where a part of an export begins.

@@ -12,7 +12,7 @@ use serde::Serialize;
 pub struct Ledger {
     /// From device to store: read = accepted + refused.
     pub sources: Vec<SourceHop>,
-    /// From store to result: carried + accepted = windowed + late + filtered + failed +
+    /// From store to result: carried + accepted = windowed + late + future + filtered + failed +
     /// dropped + open.
     pub streams: Vec<StreamHop>,
     /// From result to the far side: carried + results = delivered + buffered + dropped + rejected.
@@ -45,6 +45,8 @@ pub struct StreamHop {
     pub windowed: u64,
     /// Rows that came after their window had closed.
     pub late: u64,
+    /// Rows whose time was too far ahead of the clock.
+    pub future: u64,
     /// Rows that a stateless query left out.
     pub filtered: u64,
     /// Rows of windows or batches that the query failed on.
@@ -53,6 +55,8 @@ pub struct StreamHop {
     pub dropped: u64,
     /// Rows in windows that are still open.
     pub open: u64,
+    /// Result rows that no route took; they are in no sink's hop.
+    pub unrouted: u64,
 }
 
 /// The hop from the outbox to the far side.
@@ -84,9 +88,9 @@ impl SourceHop {
 impl StreamHop {
     /// Rows that no part of the hop accounts for: 0 unless something counts wrongly.
     pub fn unaccounted(&self) -> i128 {
-        let parts = [self.windowed, self.late, self.filtered, self.failed, self.dropped, self.open];
-        i128::from(self.carried) + i128::from(self.accepted)
-            - parts.into_iter().map(i128::from).sum::<i128>()
+        let out = [self.windowed, self.late, self.future, self.filtered, self.failed];
+        let parts = out.into_iter().chain([self.dropped, self.open]);
+        i128::from(self.carried) + i128::from(self.accepted) - parts.map(i128::from).sum::<i128>()
     }
 }
 
@@ -123,11 +127,13 @@ mod tests {
             carried: 0,
             accepted: 10,
             windowed: 4,
-            late: 3,
+            late: 2,
+            future: 1,
             filtered: 1,
             failed: 1,
             dropped: 0,
             open: 1,
+            unrouted: 3,
         };
         assert_eq!(stream.unaccounted(), 0);
 

@@ -149,10 +149,18 @@ fn streams(page: &mut Page, status: &Status) {
 /// Name, HELP and value of a family that has one sample for each part.
 type Plain<T> = (&'static str, &'static str, fn(&T) -> u64);
 
-const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 10] = [
+const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 13] = [
     ("tidegate_stream_accepted_rows_total", "Rows that reached the stream.", |s| s.accepted),
     ("tidegate_stream_windowed_rows_total", "Rows in results of closed windows.", |s| s.windowed),
     ("tidegate_stream_late_rows_total", "Rows that came after their window closed.", |s| s.late),
+    ("tidegate_stream_future_rows_total", "Rows whose time was too far ahead of the clock.", |s| {
+        s.future
+    }),
+    (
+        "tidegate_stream_restamped_rows_total",
+        "Rows from too far ahead that were given the time of their arrival.",
+        |s| s.restamped,
+    ),
     ("tidegate_stream_filtered_rows_total", "Rows that a stateless query left out.", |s| {
         s.filtered
     }),
@@ -165,6 +173,7 @@ const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 10] = [
         s.dropped
     }),
     ("tidegate_stream_results_total", "Output rows.", |s| s.results),
+    ("tidegate_stream_unrouted_results_total", "Output rows that no route took.", |s| s.unrouted),
     ("tidegate_stream_errors_total", "Windows or batches that the query failed on.", |s| s.errors),
     ("tidegate_stream_plans_total", "Times the stream's SQL was planned.", |s| s.plans),
     ("tidegate_stream_restarts_total", "Times the stream's part was restarted.", |s| s.restarts),

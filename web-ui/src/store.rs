@@ -20,6 +20,8 @@ pub struct StoreStatus {
     pub file_bytes_max: u64,
     /// Bytes of rows, waiting records and dead letters.
     pub held_bytes: u64,
+    /// Bytes of the states of streams: what open windows came to so far. They are on top.
+    pub state_bytes: u64,
     /// Bytes of the values committed since the process started.
     pub bytes_committed: u64,
     /// Bytes that were written for them.
@@ -67,7 +69,7 @@ pub struct RecoveryStatus {
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.
     pub corrupt_records: u64,
-    /// Streams whose progress could not be read: they begin anew.
+    /// Streams whose progress, or a state that belongs to it, could not be read: they begin anew.
     pub progress_lost: Vec<String>,
 }
 
@@ -277,6 +279,10 @@ pub trait Keeper: Send + Sync + 'static {
 
     /// Gives unused space back.
     fn compact(&self) -> Kept<StoreCompacted>;
+
+    /// Drops what is kept for a table or sink of this name that no configuration has; refused for one
+    /// that the running configuration has.
+    fn forget(&self, name: String) -> Kept<Records>;
 
     /// A part of a log from position `from`, or of an outbox from beyond it; none at the end.
     fn export(&self, what: Exportable, name: String, from: u64) -> Kept<Option<Exported>>;

@@ -157,8 +157,11 @@ fn times_are_microseconds_of_utc() {
         (EpochUnit::Ms, "1541152486001", Some(second + 1_000)),
         (EpochUnit::Us, "1541152486000001", Some(second + 1)),
         (EpochUnit::Us, "-1", Some(-1)),
-        (EpochUnit::S, "9223372036854775807", None),
-        (EpochUnit::S, "1e300", None),
+        // Beyond 64 bits: the last instant, which is the future for everybody.
+        (EpochUnit::S, "9223372036854775807", Some(i64::MAX)),
+        (EpochUnit::Us, "18446744073709551615", Some(i64::MAX)),
+        (EpochUnit::S, "1e300", Some(i64::MAX)),
+        (EpochUnit::S, "-1e300", Some(i64::MIN)),
         (EpochUnit::Ms, "\"2018-11-02T09:54:46Z\"", Some(second)),
         (EpochUnit::Ms, "\"2018-11-02T10:54:46.000001+01:00\"", Some(second + 1)),
         (EpochUnit::Ms, "\"2018-11-02t09:54:46.5z\"", Some(second + 500_000)),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_drivers::Point;
 use tidegate_drivers::south::generate::Generate;
 use tidegate_drivers::south::modbus::{Bus, ModbusDevice};
-use tidegate_drivers::south::mqtt::MqttFeed;
+use tidegate_drivers::south::mqtt::{Decode, MqttFeed};
 use tidegate_drivers::south::replay::Replay;
 use tidegate_drivers::south::serial::SerialDevice;
 use tidegate_drivers::types::{Name, Span};
@@ -139,5 +139,14 @@ impl DeviceDriver {
     /// True where rows are sent to us, so that they also have `received_at`.
     pub fn is_feed(&self) -> bool {
         matches!(self, Self::Mqtt(_))
+    }
+
+    /// The field in which rows say their own time, where they do.
+    pub fn time_field(&self) -> Option<&str> {
+        match self {
+            Self::Mqtt(MqttFeed { decode: Decode::Json(json), .. }) => json.time.as_deref(),
+            Self::Replay(replay) => (!replay.restamp).then_some(replay.time.as_str()),
+            Self::Modbus(_) | Self::Generate(_) | Self::Serial(_) => None,
+        }
     }
 }

@@ -63,7 +63,8 @@ impl Document {
 pub struct Gateway {
     /// The gateway's name; part of record ids, default topics and client ids.
     pub name: Name,
-    /// The plant's time zone by its IANA name, for people; all times are UTC.
+    /// The plant's time zone by its IANA name, such as `Europe/Berlin`: windows of whole days are days
+    /// there. All times in records are UTC.
     #[serde(default)]
     pub timezone: Option<String>,
     /// Where the gateway stands, for people.

@@ -218,7 +218,9 @@ fn stream(stream: &StreamSection, document: &crate::Document) -> String {
         EventTime::Source => "the rows' own time",
         EventTime::Arrival => "the time of arrival",
     };
-    let from: Vec<_> = stream.from.iter().map(crate::Name::as_str).collect();
+    let zone = stream.window.as_ref().and_then(|window| window.zone(document));
+    let days = zone.map_or(String::new(), |zone| format!(", days of {zone}"));
+    let from: Vec<_> = stream.from.iter().map(|table| read_by(stream, table, document)).collect();
     let how = match &stream.window {
         None => "each batch as it comes".to_owned(),
         Some(Window::Tumbling(tumbling)) => {
@@ -227,7 +229,7 @@ fn stream(stream: &StreamSection, document: &crate::Document) -> String {
                 offset => format!(" offset by {offset}"),
             };
             format!(
-                "tumbling windows of {}{offset} by {time}, {} late, idle after {:?}",
+                "tumbling windows of {}{offset}{days} by {time}, {} late, idle after {:?}",
                 tumbling.size,
                 stream.allowed_lateness,
                 stream.effective_idle_after(document)
@@ -237,13 +239,29 @@ fn stream(stream: &StreamSection, document: &crate::Document) -> String {
             format!("windows ({}) in the order in which rows come", window.summary())
         }
         Some(window) => format!(
-            "windows ({}) by {time}, {} late, idle after {:?}",
+            "windows ({}{days}) by {time}, {} late, idle after {:?}",
             window.summary(),
             stream.allowed_lateness,
             stream.effective_idle_after(document)
         ),
     };
     format!("#   {}: {} in {how}", stream.name, from.join(", "))
+}
+
+/// A table as a stream reads it, with where its rows' time comes from.
+fn read_by(stream: &StreamSection, table: &crate::Name, document: &crate::Document) -> String {
+    let tables = document.tables();
+    let found = tables.iter().find(|known| known.name == table.as_str());
+    let device = found.and_then(|found| document.devices.get(*found.devices.first()?));
+    let Some(driver) = device.map(|device| &device.driver) else {
+        return table.to_string();
+    };
+    match (stream.event_time, driver.time_field()) {
+        (EventTime::Source, Some(field)) => format!("{table} (by its `{field}`)"),
+        (EventTime::Source, None) if driver.is_feed() => format!("{table} (by arrival: no `time`)"),
+        (EventTime::Arrival, Some(field)) => format!("{table} (its `{field}` does not count)"),
+        _ => table.to_string(),
+    }
 }
 
 fn millis(time: Duration) -> u128 {

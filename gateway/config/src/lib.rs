@@ -43,7 +43,10 @@ pub use sink::{
     Priority, ReplayMark, ReplayOrder, SinkDriver, SinkReplay, SinkSection, SinkStore, WhenFull,
 };
 pub use span::{Position, Spans};
-pub use stream::{EventTime, LateRoute, OnChange, Route, StreamSection, Sync, Tumbling, Window};
+pub use stream::{
+    ErrorAck, ErrorRoute, EventTime, Future, LateRoute, OnChange, Route, StreamSection, Sync,
+    Tumbling, Window,
+};
 pub use table::{RESERVED_COLUMNS, Table};
 pub use test_case::{Expect, Scalar, StreamTest, TestRow};
 pub use tidegate_drivers::types::{Bytes, Name, Rate, Secret, Span};

@@ -33,6 +33,14 @@ pub struct StreamSection {
     /// Which time decides about windows; `time` in the SQL is that time.
     #[serde(default)]
     pub event_time: EventTime,
+    /// How far the time that a message says of itself may be ahead of the gateway's clock at its
+    /// arrival; left out, 1h where there is a window by time, and any where there is none or one by
+    /// `count`.
+    #[serde(default)]
+    pub max_future: Option<Span>,
+    /// What becomes of rows that are further ahead; they never move the watermark.
+    #[serde(default)]
+    pub future: Future,
     /// When results are made durable.
     #[serde(default)]
     pub sync: Sync,
@@ -45,12 +53,29 @@ pub struct StreamSection {
     /// The sinks that results go to.
     #[serde(default)]
     pub to: Vec<Route>,
-    /// Where rows go that come too late for their window; left out, they are only counted.
+    /// Where rows go that come too late for their window, or from the future; left out, they are only
+    /// counted.
     #[serde(default)]
     pub late: Option<LateRoute>,
+    /// Where rows go whose window or batch the SQL failed on; left out, they are only counted.
+    #[serde(default)]
+    pub on_error: Option<ErrorRoute>,
 }
 
 impl StreamSection {
+    /// Every route of the stream: of its results, of late rows, of rows that failed.
+    pub fn routes(&self) -> impl Iterator<Item = &Route> {
+        let late = self.late.iter().flat_map(|late| &late.to);
+        let failed = self.on_error.iter().flat_map(|failed| &failed.to);
+        self.to.iter().chain(late).chain(failed)
+    }
+
+    /// How far a row's time may be ahead of the clock; none where that is not judged.
+    pub fn effective_max_future(&self) -> Option<Span> {
+        let by_time = self.window.as_ref().is_some_and(|w| !matches!(w, Window::Count(_)));
+        self.max_future.or_else(|| by_time.then(default_max_future))
+    }
+
     /// How long a source may be silent before it no longer holds back the windows. A device that is
     /// polled once a minute is not silent between two polls.
     pub fn effective_idle_after(&self, document: &Document) -> Duration {
@@ -84,15 +109,27 @@ pub enum Window {
     Cumulative(Cumulative),
 }
 
-/// Windows of one size, one after the other, aligned to 1970-01-01T00:00:00Z.
+/// Windows of one size, one after the other, aligned to 1970-01-01T00:00:00Z; those of whole days
+/// begin at midnight by the clocks of a place, so that a day on which these are changed has 23 or 25
+/// hours.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tumbling {
     /// Length of each window; its start belongs to it, its end does not.
     pub size: Span,
-    /// Moves all edges by so much; less than `size`.
+    /// Moves all edges by so much; less than `size`. Weeks from Monday on are `7d` with `4d`.
     #[serde(default = "default_offset")]
     pub offset: Span,
+    /// Whose days windows of whole days are, by the IANA name of the time zone, such as
+    /// `Europe/Berlin`; left out, those of `gateway.timezone`, and without one those of UTC.
+    #[serde(default)]
+    pub timezone: Option<String>,
+}
+
+/// Whether a window of `size` follows a calendar.
+pub(crate) fn is_whole_days(size: Span) -> bool {
+    const DAY_US: i64 = 86_400_000_000;
+    size.micros() >= DAY_US && size.micros() % DAY_US == 0
 }
 
 /// Which time decides about windows.
@@ -117,6 +154,17 @@ pub enum Sync {
     Each,
 }
 
+/// What becomes of rows whose time is too far ahead of the gateway's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Future {
+    /// They go where late rows go, are in no window, and are counted.
+    #[default]
+    Quarantine,
+    /// They are given the time of their arrival, with quality `uncertain`.
+    Restamp,
+}
+
 /// What becomes of open windows whose rows were folded for other SQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -135,14 +183,39 @@ pub enum OnChange {
 pub struct Route {
     /// The sink's name.
     pub sink: Name,
+    /// A SQL condition over the columns of what is routed, such as `u_l1 > 250`: rows for which it is
+    /// not true do not go there. Left out, all do.
+    #[serde(default)]
+    pub when: Option<String>,
 }
 
 /// Where late rows go.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LateRoute {
-    /// The sinks that late rows go to.
+    /// The sinks that late rows go to, with the columns of their table and `_reason`: `late` or
+    /// `future`.
     pub to: Vec<Route>,
+}
+
+/// Where rows go that the SQL failed on.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ErrorRoute {
+    /// The sinks that they go to, with the columns of their table and `_error`: what failed, in words.
+    pub to: Vec<Route>,
+    /// When the rows count as processed.
+    #[serde(default)]
+    pub ack: ErrorAck,
+}
+
+/// When rows that the SQL failed on count as processed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorAck {
+    /// In the commit that makes the record of the error durable: never before it.
+    #[default]
+    AfterWrite,
 }
 
 fn default_allowed_lateness() -> Span {
@@ -151,6 +224,10 @@ fn default_allowed_lateness() -> Span {
 
 /// Shortest time after which a source counts as silent where the document does not say.
 const IDLE_AFTER_MIN: Duration = Duration::from_secs(5);
+
+fn default_max_future() -> Span {
+    Span::from_secs(3_600)
+}
 
 fn default_offset() -> Span {
     Span::from_secs(0)

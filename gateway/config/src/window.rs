@@ -6,7 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_drivers::types::Span;
 
-use crate::Window;
+use crate::stream::is_whole_days;
+use crate::{Document, Window};
 
 /// Windows of one size that overlap: one begins every `step`, aligned to 1970-01-01T00:00:00Z.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -102,6 +103,10 @@ pub struct Cumulative {
     pub size: Span,
     /// Time from one result to the next.
     pub step: Span,
+    /// Whose days totals over whole days are, as with `tumbling`: a day has 23 or 25 hours where the
+    /// clocks are changed on it.
+    #[serde(default)]
+    pub timezone: Option<String>,
 }
 
 impl Window {
@@ -141,6 +146,17 @@ impl Window {
                 format!("{kind} from `{begin}` to `{end}`, at most {length_max}{by}")
             }
         }
+    }
+
+    /// The time zone by whose days it is cut; none where it follows no calendar, or that of UTC.
+    pub fn zone<'a>(&'a self, document: &'a Document) -> Option<&'a str> {
+        let (size, own) = match self {
+            Self::Tumbling(window) => (window.size, window.timezone.as_deref()),
+            Self::Cumulative(window) => (window.size, window.timezone.as_deref()),
+            _ => return None,
+        };
+        let zone = own.or(document.gateway.timezone.as_deref())?;
+        (is_whole_days(size) && zone != "UTC").then_some(zone)
     }
 
     /// The columns for each of whose values there are windows of their own.

@@ -61,6 +61,27 @@ pub fn json_rows(
     options: &JsonOptions,
     first_seq: u64,
 ) -> Result<Vec<Bytes>, EncodeError> {
+    write_rows(batch, options, |row| first_seq + row as u64)
+}
+
+/// The same for rows whose sequence numbers are not one behind the other.
+///
+/// # Panics
+/// Where there are not as many numbers as rows.
+pub fn json_rows_at(
+    batch: &RecordBatch,
+    options: &JsonOptions,
+    seqs: &[u64],
+) -> Result<Vec<Bytes>, EncodeError> {
+    assert_eq!(seqs.len(), batch.num_rows(), "a number for each row");
+    write_rows(batch, options, |row| seqs[row])
+}
+
+fn write_rows(
+    batch: &RecordBatch,
+    options: &JsonOptions,
+    seq: impl Fn(usize) -> u64,
+) -> Result<Vec<Bytes>, EncodeError> {
     let schema = batch.schema();
     let mut arrays = Vec::with_capacity(batch.num_columns());
     for (field, array) in schema.fields().iter().zip(batch.columns()) {
@@ -76,8 +97,7 @@ pub fn json_rows(
         text.push(b'{');
         if let Some(meta) = &options.meta {
             text.extend_from_slice(b"\"_id\":");
-            let seq = first_seq + row as u64;
-            string(&mut text, &format!("{}/{seq}", meta.id_prefix));
+            string(&mut text, &format!("{}/{}", meta.id_prefix, seq(row)));
             text.extend_from_slice(b",\"_quality\":");
             string(&mut text, meta.quality);
         }

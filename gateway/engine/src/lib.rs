@@ -5,6 +5,7 @@
 //! It does not know: protocols, configuration, threads, and what time it is; "now" is an argument.
 
 pub mod baseline;
+pub mod calendar;
 pub mod encode;
 pub mod sql;
 pub mod store;
@@ -15,9 +16,11 @@ pub mod window;
 mod bytes;
 mod functions;
 
+pub use calendar::{Calendar, Zone};
 pub use functions::function_names;
 pub use sql::{Condition, Mode, Query, Sql, SqlError, TableSchema, rows_where};
 pub use stream::{
-    Counts, Effects, Event, LateRows, Output, Progress, Stream, StreamError, StreamSpec,
+    Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Output, Progress, Stream,
+    StreamError, StreamSpec,
 };
 pub use window::{Bounds, Window};

@@ -1,10 +1,12 @@
 //! How far event time has come, by source and for the stream.
 //!
 //! Promise: a source's mark is the highest event time that it sent, the stream's watermark is the
-//! least mark of its active sources minus the allowed lateness, and it never goes back. A source
-//! that is silent for `idle_after` does not hold it; when all are, it follows the clock minus the
-//! lateness, so that the last windows close. It knows no rows, no windows and no clock: "now" is an
-//! argument, and a clock that is set back moves nothing but the waiting for idle sources.
+//! least mark of its active sources minus the allowed lateness, and it never goes back, unless
+//! [`Watermark::rebase`] says that the clock was wrong. A source that is silent for `idle_after` does
+//! not hold it; when all are, it follows the clock minus the lateness, so that the last windows close.
+//! Nor does a source hold it that is far behind the others and does not catch up: its clock is wrong.
+//! It knows no rows, no windows and no clock: "now" is an argument, and a clock that is set back moves
+//! nothing but the waiting for idle sources.
 //! Source: design page "The engine", section Event time.
 
 use std::collections::HashMap;
@@ -12,6 +14,9 @@ use std::collections::HashMap;
 /// How many sources are remembered; beyond, idle ones that nobody declared are forgotten. An idle
 /// source does not hold the watermark, so forgetting it changes no window.
 pub const SOURCES_MAX: usize = 10_000;
+
+/// How often in `idle_after` it is looked for sources that are far behind: each of them is looked at.
+const LOOKS: i64 = 8;
 
 /// One source: a value of the `device` column of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +28,16 @@ pub(crate) struct Source {
     declared: bool,
     active: bool,
     last_seen: i64,
+    /// Since when it has been far behind, and how far it was then.
+    behind: Option<(i64, i64)>,
+    /// It is far behind and does not catch up, so it holds nothing.
+    lame: bool,
+}
+
+impl Source {
+    fn holds(&self) -> bool {
+        self.active && !self.lame
+    }
 }
 
 /// The watermark of a stream.
@@ -30,6 +45,10 @@ pub(crate) struct Source {
 pub(crate) struct Watermark {
     lateness: i64,
     idle_after: i64,
+    /// A source that is further behind the newest one must catch up.
+    behind_max: Option<i64>,
+    /// When it was looked for such sources last.
+    looked: i64,
     now: i64,
     sources: Vec<Source>,
     /// By table, then by device.
@@ -58,6 +77,8 @@ impl Watermark {
         Self {
             lateness,
             idle_after,
+            behind_max: None,
+            looked: now,
             now,
             sources: Vec::new(),
             index: vec![HashMap::new(); tables],
@@ -72,6 +93,13 @@ impl Watermark {
         }
     }
 
+    /// Lets a source that is more than `span` behind the newest one hold nothing, unless it catches
+    /// up: in `idle_after` it must gain half of that.
+    pub(crate) fn with_behind_max(mut self, span: Option<i64>) -> Self {
+        self.behind_max = span;
+        self
+    }
+
     /// Adds a source that is known beforehand, or gives it the mark that it had before a restart.
     pub(crate) fn declare(&mut self, table: usize, device: &str, high: Option<i64>, keep: bool) {
         let source = self.source(table, device);
@@ -79,12 +107,13 @@ impl Watermark {
         source.high = source.high.max(high);
         source.declared |= keep;
         self.newest = self.newest.max(high.unwrap_or(i64::MIN));
-        self.settle();
     }
 
-    /// Takes over the watermark from before a restart.
+    /// Takes over the watermark from before a restart, when all sources of then are declared: one of
+    /// them alone would raise it too far.
     pub(crate) fn resume(&mut self, watermark: Option<i64>) {
         self.current = self.current.max(watermark);
+        self.settle();
     }
 
     pub(crate) fn current(&self) -> Option<i64> {
@@ -143,6 +172,13 @@ impl Watermark {
                 changed = true;
             }
         }
+        let since = i64::try_from(now.abs_diff(self.looked)).unwrap_or(i64::MAX);
+        if let Some(behind_max) = self.behind_max
+            && since >= self.idle_after / LOOKS
+        {
+            self.looked = now;
+            changed |= self.leave_behind(behind_max);
+        }
         if self.sources.len() > SOURCES_MAX {
             self.forget();
         }
@@ -151,10 +187,49 @@ impl Watermark {
         }
     }
 
+    /// Finds out which of the active sources are far behind the newest of them and stay there.
+    fn leave_behind(&mut self, behind_max: i64) -> bool {
+        let (now, idle_after, mut changed) = (self.now, self.idle_after, false);
+        let active = self.sources.iter().filter(|source| source.active);
+        let Some(newest) = active.filter_map(|source| source.high).max() else {
+            return false;
+        };
+        for source in self.sources.iter_mut().filter(|source| source.active) {
+            let Some(high) = source.high else { continue };
+            let lag = newest.saturating_sub(high);
+            if lag <= behind_max {
+                changed |= std::mem::take(&mut source.lame);
+                source.behind = None;
+                continue;
+            }
+            let (since, was) = *source.behind.get_or_insert((now, lag));
+            let passed = now.saturating_sub(since);
+            if passed < 0 {
+                source.behind = Some((now, lag));
+            } else if passed >= idle_after && !source.lame {
+                source.lame = was.saturating_sub(lag) < passed / 2;
+                changed |= source.lame;
+                source.behind = Some((now, lag));
+            }
+        }
+        changed
+    }
+
+    /// Begins anew below `limit`: marks beyond it were made by a clock that was wrong. What the
+    /// watermark had passed is for the caller to close before.
+    pub(crate) fn rebase(&mut self, limit: i64) {
+        for source in &mut self.sources {
+            source.high = source.high.filter(|high| *high <= limit);
+        }
+        self.newest = self.sources.iter().filter_map(|s| s.high).max().unwrap_or(i64::MIN);
+        self.current = None;
+        self.settle();
+    }
+
     /// Follows the clock where all sources are idle. Not to be called while rows are at hand: they
     /// show that their source lives, and must not be late for not having been heard until now.
     pub(crate) fn follow(&mut self) {
-        if self.known && !self.held && self.sources.iter().all(|source| !source.active) {
+        if self.known && !self.held && self.sources.iter().all(|source| !source.holds()) {
             self.raise(self.now.saturating_sub(self.lateness));
         }
     }
@@ -175,7 +250,8 @@ impl Watermark {
         if !self.sources[at].active {
             // What the others have reached counts, though this one may be behind.
             self.catch_up();
-            self.sources[at].active = true;
+            let source = &mut self.sources[at];
+            (source.active, source.lame, source.behind) = (true, false, None);
             self.settle();
         }
         at
@@ -192,6 +268,8 @@ impl Watermark {
             declared: false,
             active: false,
             last_seen: self.now,
+            behind: None,
+            lame: false,
         });
         at
     }
@@ -204,7 +282,7 @@ impl Watermark {
         }
         self.sources[source].high = Some(time);
         self.newest = self.newest.max(time);
-        if self.stale {
+        if self.stale || self.sources[source].lame {
             return;
         }
         if held.is_some() && held == self.low && self.holders > 1 {
@@ -243,7 +321,7 @@ impl Watermark {
     /// The least mark of the active sources, and how many stand at it.
     fn least(&self) -> (Option<i64>, usize) {
         let mut least = (None, 0);
-        for source in self.sources.iter().filter(|source| source.active) {
+        for source in self.sources.iter().filter(|source| source.holds()) {
             match (source.high, least.0) {
                 (None, _) => return (None, 0),
                 (Some(high), Some(low)) if high > low => {}
@@ -379,6 +457,66 @@ mod tests {
         tick(&mut marks, in_2039);
         assert_eq!(marks.current(), Some(in_2039));
         assert_eq!(seen(&mut marks, "a", in_2039 + 1), Some(in_2039 + 1));
+    }
+
+    #[test]
+    fn a62_a_source_far_behind_holds_only_while_it_catches_up() {
+        let hour = 3_600;
+        let now = 50 * hour;
+        let mut marks = Watermark::new(1, 0, 10, now).with_behind_max(Some(hour));
+        for device in ["live", "slow", "dead"] {
+            marks.declare(0, device, None, true);
+        }
+        // `dead` has no battery for its clock, `slow` sends what it kept while its link was down.
+        seen(&mut marks, "live", now);
+        seen(&mut marks, "slow", now - 3 * hour);
+        assert_eq!(seen(&mut marks, "dead", 100), Some(100));
+        for second in 1..=10 {
+            tick(&mut marks, now + second);
+            seen(&mut marks, "live", now + second);
+            seen(&mut marks, "slow", now - 3 * hour + 600 * second);
+            assert_eq!(seen(&mut marks, "dead", 100 + second), Some(100 + second), "still held");
+        }
+        tick(&mut marks, now + 11);
+        assert_eq!(marks.current(), Some(now - 3 * hour + 600 * 10), "`slow` gains and holds");
+        for second in 11..40 {
+            tick(&mut marks, now + second);
+            seen(&mut marks, "dead", 100 + second);
+            seen(&mut marks, "live", now + second);
+            seen(&mut marks, "slow", (now - 3 * hour + 600 * second).min(now + second));
+        }
+        assert_eq!(marks.current(), Some(now + 39), "both are there");
+        // Its clock is set: it holds again.
+        seen(&mut marks, "dead", now + 39);
+        tick(&mut marks, now + 41);
+        seen(&mut marks, "live", now + 60);
+        assert_eq!(seen(&mut marks, "slow", now + 60), Some(now + 39));
+    }
+
+    #[test]
+    fn sources_that_come_back_raise_it_together() {
+        let mut marks = Watermark::new(1, 21, 100, 0);
+        marks.declare(0, "c", Some(114), false);
+        marks.declare(0, "a", Some(93), false);
+        marks.resume(Some(70));
+        assert_eq!(marks.current(), Some(72));
+        assert_eq!(seen(&mut marks, "a", 100), Some(79));
+    }
+
+    #[test]
+    fn f11_a_watermark_that_a_wrong_clock_made_is_given_up() {
+        let mut marks = Watermark::new(1, 0, 10, 0);
+        let (wrong, right) = (1_000_000, 500);
+        tick(&mut marks, wrong);
+        seen(&mut marks, "a", 480);
+        seen(&mut marks, "b", wrong);
+        tick(&mut marks, wrong + 10);
+        assert_eq!(marks.current(), Some(wrong + 10), "both silent");
+        tick(&mut marks, right);
+        marks.rebase(right);
+        assert_eq!(marks.current(), None);
+        assert_eq!(seen(&mut marks, "a", 490), Some(490), "b is idle");
+        assert_eq!(seen(&mut marks, "b", 495), Some(490));
     }
 
     #[test]

@@ -5,8 +5,12 @@
 //! belongs to the window that starts there. It knows no rows, no clock and no watermark.
 //! Source: design page "The engine", section Windows.
 
+use crate::calendar::Calendar;
+
 /// Windows of more panes are computed from their rows: states of so few rows each would save nothing.
 pub const PANES_MAX: i64 = 16_384;
+
+const HOUR: i64 = 3_600_000_000;
 
 /// A span of event time: `start` belongs to it, `end` does not. Microseconds since 1970, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,6 +47,14 @@ pub enum Window {
         size: i64,
         /// From one end to the next, at least 1.
         step: i64,
+    },
+    /// Whole days by a place's own calendar, or running totals over these.
+    Calendar {
+        /// The spans of days.
+        days: Calendar,
+        /// With running totals, from one end to the next, at least 1; the last one ends with its
+        /// span.
+        step: Option<i64>,
     },
     /// A window for each row of the first table: from `size` before it to `delay` after it, both
     /// ends inside.
@@ -104,6 +116,9 @@ impl Window {
             {
                 Some(format!("windows of {size} µs with a step of {step} µs"))
             }
+            Self::Calendar { step: Some(step), .. } if step < 1 => {
+                Some(format!("a step of {step} µs"))
+            }
             Self::Cumulative { size, step } if size % step != 0 => {
                 Some(format!("{size} µs is not a multiple of {step} µs"))
             }
@@ -121,6 +136,9 @@ impl Window {
                 format!("hopping {size} {step} {}", offset.rem_euclid(step))
             }
             Self::Cumulative { size, step } => format!("cumulative {size} {step}"),
+            Self::Calendar { days, step } => {
+                format!("calendar {} {}", days.definition(), step.unwrap_or_default())
+            }
             Self::Sliding { size, delay } => format!("sliding {size} {delay}"),
             Self::Session { gap, length_max, ref by } => {
                 format!("session {gap} {} {by:?}", length_max.unwrap_or_default())
@@ -162,6 +180,12 @@ impl Window {
             Self::Tumbling { size, offset } => cell(time, size, offset),
             Self::Hopping { size, step, offset } => cell(time, gcd(size, step), offset),
             Self::Cumulative { step, .. } => cell(time, step, 0),
+            Self::Calendar { days, step: None } => days.span_of(time),
+            Self::Calendar { days, step: Some(step) } => {
+                let span = days.span_of(time);
+                let pane = cell(time, step, span.start);
+                Bounds { start: pane.start.max(span.start), end: pane.end.min(span.end) }
+            }
             _ => cell(time, 1, 0),
         }
     }
@@ -170,6 +194,11 @@ impl Window {
     pub fn panes(&self) -> i64 {
         match *self {
             Self::Hopping { size, .. } | Self::Cumulative { size, .. } => size / self.pane_size(),
+            // A day may have an hour more.
+            Self::Calendar { days, step: Some(step) } => {
+                let span = days.span_of(0);
+                (span.end - span.start + HOUR) / step + 1
+            }
             _ => 1,
         }
     }
@@ -179,7 +208,7 @@ impl Window {
         match *self {
             Self::Tumbling { size, .. } => size,
             Self::Hopping { size, step, .. } => gcd(size, step),
-            Self::Cumulative { step, .. } => step,
+            Self::Cumulative { step, .. } | Self::Calendar { step: Some(step), .. } => step,
             _ => 1,
         }
     }
@@ -191,7 +220,9 @@ impl Window {
 
     /// Of how many panes a window is made.
     pub fn panes_in(&self, bounds: Bounds) -> i64 {
-        bounds.end.saturating_sub(bounds.start) / self.pane_size()
+        let (length, size) = (bounds.end.saturating_sub(bounds.start), self.pane_size());
+        // The last pane of a day may be cut.
+        length / size + i64::from(length % size > 0)
     }
 
     /// End of the first window that holds `pane` and ends after `after`; `None` where all that
@@ -200,7 +231,13 @@ impl Window {
         let after = after.map_or(Some(pane.end), |after| after.checked_add(1));
         let after = after?.max(pane.end);
         let (end, last) = match *self {
-            Self::Tumbling { .. } => (after, pane.end),
+            Self::Tumbling { .. } | Self::Calendar { step: None, .. } => (after, pane.end),
+            Self::Calendar { days, step: Some(step) } => {
+                let span = days.span_of(pane.start);
+                let end = wide(after) + (wide(span.start) - wide(after)).rem_euclid(wide(step));
+                let end = if after <= span.end { cut(end).min(span.end) } else { cut(end) };
+                (end, span.end)
+            }
             Self::Hopping { size, step, offset } => {
                 // Ends repeat every step from `offset + size` on; round `after` up to one.
                 let origin = wide(offset) + wide(size);
@@ -228,6 +265,11 @@ impl Window {
                 let last = cell(window.start, size, 0).end;
                 Some(if window.end < last { window.start } else { last })
             }
+            Self::Calendar { days, step } => {
+                let last = days.span_of(window.start).end;
+                let goes_on = step.is_some() && window.end < last;
+                Some(if goes_on { window.start } else { window.end })
+            }
             Self::Sliding { .. }
             | Self::Session { .. }
             | Self::Count { .. }
@@ -241,6 +283,7 @@ impl Window {
             Self::Tumbling { size, offset } => cell(end.saturating_sub(1), size, offset).start,
             Self::Hopping { size, .. } => end.saturating_sub(size),
             Self::Cumulative { size, .. } => cell(end.saturating_sub(1), size, 0).start,
+            Self::Calendar { days, .. } => days.span_of(end.saturating_sub(1)).start,
             _ => end,
         };
         Bounds { start, end }
@@ -257,7 +300,7 @@ fn cut(value: i128) -> i64 {
 }
 
 /// The cell of a grid of `size`, shifted by `offset`, that `time` lies in.
-fn cell(time: i64, size: i64, offset: i64) -> Bounds {
+pub(crate) fn cell(time: i64, size: i64, offset: i64) -> Bounds {
     let start = wide(time) - (wide(time) - wide(offset)).rem_euclid(wide(size));
     Bounds { start: cut(start), end: cut(start + wide(size)) }
 }
@@ -340,6 +383,27 @@ mod tests {
             assert_eq!(window.pane_of(time), Bounds { start, end }, "{window:?}, time {time}");
             assert_eq!(holding(&window, time), windows, "{window:?}, time {time}");
         }
+    }
+
+    /// 2026-10-25 in Berlin has 25 h, which are 214 panes of 7 min and one of 2 min.
+    #[test]
+    fn panes_of_a_long_day_are_numbered_one_after_the_other() {
+        let minute = 60_000_000;
+        let zone = crate::calendar::Zone::named("Europe/Berlin").unwrap();
+        let days = Calendar::new(zone, 24 * 60 * minute, 0).unwrap();
+        let day = days.span_of(1_792_929_600_000_000);
+        assert_eq!(day.end - day.start, 25 * 60 * minute);
+        let window = Window::Calendar { days, step: Some(7 * minute) };
+        let starts: Vec<i64> =
+            std::iter::successors(Some(day.start), |start| Some(window.pane_of(*start).end))
+                .take_while(|start| *start < day.end)
+                .collect();
+        let first = window.pane_index(day.start);
+        let numbers: Vec<i64> = starts.iter().map(|start| window.pane_index(*start)).collect();
+        assert_eq!(numbers, (first..first + 215).collect::<Vec<i64>>());
+        assert_eq!(window.panes_in(day), 215);
+        assert!(window.panes() >= 215);
+        assert_eq!(window.panes_in(Bounds { start: day.start, end: day.start + 14 * minute }), 2);
     }
 
     #[test]

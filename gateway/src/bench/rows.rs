@@ -99,6 +99,8 @@ impl Timed {
             window: Some(window),
             allowed_lateness: 0,
             idle_after: 5_000_000,
+            future: None,
+            keep_failed: false,
             memory_max: MEMORY,
         };
         let mut query = spec.plan(&Sql::new(MEMORY)?, sql)?;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tidegate_engine::store::{Layout, SinkLayout, Store, StoreError, StoreOptions, WhenFull};
+use tidegate_engine::store::{Layout, Store, StoreError, StoreOptions};
 use tidegate_web_ui::{
     Exportable, Exported, Keeper, Kept, Letters, NEXT_HEADER, Records, Refusal, RejectedRecord,
     ReplayRate, StoreCompacted, StoreContents, StoreVerified,
@@ -22,7 +22,7 @@ use tidegate_web_ui::{
 use super::check::fail;
 use super::{FAILURE, TEMPORARY};
 use crate::control::{Reply, ask};
-use crate::keeper::StoreKeeper;
+use crate::keeper::{StoreKeeper, everything};
 
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -83,17 +83,7 @@ fn is_store(folder: &Path) -> bool {
 async fn open(folder: &Path) -> Result<(Store, tidegate_engine::store::Recovery), StoreError> {
     let options = StoreOptions { max_bytes: u64::MAX, ..StoreOptions::new(folder, "", 0) };
     let (store, recovery) = Store::open(options, Layout::default())?;
-    let sinks = store.sinks().into_iter().map(|name| SinkLayout {
-        name,
-        max_bytes: u64::MAX,
-        max_age_us: None,
-        max_records: None,
-        when_full: WhenFull::Block,
-        priority: 0,
-    });
-    // Tables stay unnamed: a table without readers would keep nothing.
-    let layout = Layout { tables: Vec::new(), sinks: sinks.collect() };
-    store.relayout(layout, u64::MAX).await?;
+    store.relayout(everything(&store, None), u64::MAX).await?;
     Ok((store, recovery))
 }
 
@@ -191,6 +181,10 @@ impl Keeper for SocketKeeper {
     fn compact(&self) -> Kept<StoreCompacted> {
         let path = "/api/v1/store/compact".to_owned();
         self.told("POST", path, String::new(), MAINTENANCE_MAX)
+    }
+
+    fn forget(&self, name: String) -> Kept<Records> {
+        self.told("POST", format!("/api/v1/store/forget/{name}"), String::new(), ANSWER_MAX)
     }
 
     fn export(&self, what: Exportable, name: String, from: u64) -> Kept<Option<Exported>> {

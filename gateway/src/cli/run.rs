@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_config::{Document, ProcessEnvironment};
 use tidegate_web_ui::ConfigOrigin;
@@ -15,9 +16,8 @@ use super::check::fail;
 use super::{CONFIG_REFUSED, FAILURE, wait};
 use crate::apply::{Boot, REQUESTS_MAX, Steward, boot};
 use crate::build::{Crews, Surroundings};
-use crate::clock::SystemClock;
+use crate::clock::SteadyClock;
 use crate::control::{Desk, Http, Socket};
-use crate::heap;
 use crate::keeper::StoreKeeper;
 use crate::logs::Levels;
 use crate::notify::Notify;
@@ -25,6 +25,7 @@ use crate::running::Running;
 use crate::seal;
 use crate::supervisor::{Health, supervise};
 use crate::watchdog;
+use crate::{code_pages, heap};
 
 /// Runs the gateway until SIGTERM, SIGINT or a request on the control socket. A configuration that
 /// is refused is replaced by the last one that worked.
@@ -54,6 +55,10 @@ pub fn run(path: &Path, levels: Levels) -> u8 {
     threads.end();
     code
 }
+
+/// From the start to when its memory and code are given back, and between two times later.
+const FIRST_TIDYING: Duration = Duration::from_secs(12);
+const TIDYING: Duration = Duration::from_hours(1);
 
 /// The threads of a gateway, each with its kind of work.
 pub struct Threads {
@@ -105,8 +110,11 @@ async fn serve(path: &Path, boot: Boot, levels: Levels, crews: Crews) -> u8 {
         Err(error) => return fail(format_args!("cannot catch signals: {error}")),
     };
     let environment = Arc::new(ProcessEnvironment);
-    let around =
-        Surroundings { clock: Arc::new(SystemClock), environment: environment.clone(), crews };
+    let around = Surroundings {
+        clock: Arc::new(SteadyClock::new()),
+        environment: environment.clone(),
+        crews,
+    };
     let notify = Notify::from_env();
     let started = wait::started(path, boot, &around, &notify, &mut quit, &mut hangup).await;
     let (running, Boot { sources, view, .. }) = match started {
@@ -129,6 +137,7 @@ async fn serve(path: &Path, boot: Boot, levels: Levels, crews: Crews) -> u8 {
         error = store.failed() => Some(error),
         never = watchdog::feed(&notify, &status) => match never {},
         never = steward.run() => match never {},
+        never = keep_small() => match never {},
     };
     notify.say("STOPPING=1");
     if let Some(error) = store_failed {
@@ -142,6 +151,18 @@ async fn serve(path: &Path, boot: Boot, levels: Levels, crews: Crews) -> u8 {
     };
     doors.close().await;
     code
+}
+
+/// Gives back what starting took, once the first windows have closed, and from time to time what
+/// rare work took, such as another configuration or a page that somebody looked at.
+async fn keep_small() -> std::convert::Infallible {
+    let mut pause = FIRST_TIDYING;
+    loop {
+        tokio::time::sleep(pause).await;
+        heap::give_back();
+        code_pages::give_back();
+        pause = TIDYING;
+    }
 }
 
 async fn stop(steward: Steward) -> u8 {

@@ -103,6 +103,17 @@ pub enum StoreCommand {
         #[command(flatten)]
         store: StoreArgs,
     },
+    /// Drop what is kept for a table or a sink that the configuration has no more.
+    ///
+    /// Rows, waiting records and dead letters of that name are gone for good. A table or sink that the
+    /// running gateway has is left alone; where none runs, nothing is known to be needed.
+    Forget {
+        /// The table or sink, as `store ls` shows it.
+        name: String,
+        /// Which store.
+        #[command(flatten)]
+        store: StoreArgs,
+    },
     /// Give unused space back to the file system.
     Compact {
         /// Which store.
@@ -229,6 +240,15 @@ pub fn store(command: StoreCommand) -> u8 {
                 None => say!("what waits for {sink} is delivered as fast as it is taken"),
             })
         }),
+        StoreCommand::Forget { name, store } => {
+            with(&store.store, async |keeper| match keeper.forget(name.clone()).await {
+                Ok(told) => {
+                    say!("{} rows and records of {name} are forgotten", told.records);
+                    0
+                }
+                Err(refusal) => refuse(&refusal),
+            })
+        }
         StoreCommand::Compact { store, json } => with(&store.store, async |keeper| {
             shown(keeper.compact().await, json.json, show::compacted)
         }),

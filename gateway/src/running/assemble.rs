@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{
-    Device, DeviceDriver, Link, SinkSection, StreamSection, Table as TableConfig,
+    Device, DeviceDriver, Link, Route, SinkSection, StreamSection, Table as TableConfig,
 };
 use tidegate_drivers::bus::{self, BusHandle};
 use tidegate_drivers::{ArrayPool, Fault, TableBuilder};
@@ -19,9 +19,10 @@ use crate::build::{self, LinkPart};
 use crate::ledger::{self, SourceKeys};
 use crate::progress::Pulse;
 use crate::pump::{Asked, Pump, Queue, SinkCounts, SinkOutbox};
+use crate::route::Target;
 use crate::source::{Source, SourceCounts, Unsettled};
 use crate::status::{DeviceView, LinkView, SinkView, StreamView};
-use crate::stream::{StreamCounts, StreamPart, Target};
+use crate::stream::{Routers, StreamCounts, StreamPart};
 use crate::supervisor::{Health, State};
 use crate::table::{Reader, Readers, Table};
 use crate::wanted::{DeviceWish, SinkWish, StreamWish};
@@ -40,7 +41,6 @@ impl Running {
         }
         let (health, counts) = (Arc::new(Health::default()), Arc::new(StreamCounts::default()));
         let (shown, engine) = watch::channel(None);
-        let late = stream.late.iter().flat_map(|late| &late.to);
         let mut spec = build::stream_spec(&self.document, stream, stream.event_time);
         for table in &mut spec.tables {
             // One object for the table's rows and its streams: it need not be compared.
@@ -57,8 +57,10 @@ impl Running {
             sql: self.sql.clone(),
             queue,
             store: self.store.clone(),
-            targets: self.targets(stream.to.iter().map(|route| route.sink.as_str())),
-            late_targets: self.targets(late.map(|route| route.sink.as_str())),
+            targets: self.targets(&stream.to),
+            late_targets: self.targets(stream.late.as_ref().map_or(&[], |late| &late.to)),
+            error_targets: self.targets(stream.on_error.as_ref().map_or(&[], |failed| &failed.to)),
+            unrouted: ledger::unrouted(stream.name.as_str()),
             id_prefix: format!("{}/{}", self.document.gateway.name, self.store.epoch()),
             closes_old: stream.on_change == tidegate_config::OnChange::Close,
             sync_each: stream.sync == tidegate_config::Sync::Each,
@@ -68,10 +70,16 @@ impl Running {
             health: health.clone(),
             feeds: self.feeds.clone(),
             idle_after: stream.effective_idle_after(&self.document),
+            durable_time: self.durable_time.clone(),
+            routers: Routers::default(),
+            looked: None,
         };
         let view = StreamView {
             name: stream.name.to_string(),
             window: stream.window.clone(),
+            zone: stream.window.as_ref().and_then(|w| w.zone(&self.document)).map(str::to_owned),
+            event_time: stream.event_time,
+            unrouted: ledger::unrouted(stream.name.as_str()),
             health: health.clone(),
             counts,
             engine,
@@ -83,15 +91,17 @@ impl Running {
         Worker { wish, ends: view, stop, task: Some(task) }
     }
 
-    fn targets<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<Target> {
-        names
-            .filter_map(|name| self.document.sinks.iter().find(|s| s.name.as_str() == name))
-            .map(|sink| Target {
+    fn targets(&self, routes: &[Route]) -> Vec<Target> {
+        let target = |route: &Route| {
+            let sink = self.document.sinks.iter().find(|sink| sink.name == route.sink)?;
+            Some(Target {
                 sink: sink.name.as_str().into(),
                 encode: build::encode(&sink.driver),
                 results: ledger::results(sink.name.as_str()),
+                when: route.when.clone(),
             })
-            .collect()
+        };
+        routes.iter().filter_map(target).collect()
     }
 
     pub(super) fn table(
@@ -109,6 +119,7 @@ impl Running {
             held: None,
             next_position: self.store.log_end(&table.name),
             clock: self.around.clock.clone(),
+            durable_time: self.durable_time.clone(),
         };
         let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
         let task = run(&Handle::current(), "table", &table.name, &health, &stop, part);

@@ -53,7 +53,9 @@ impl GatewayStatus {
                 .streams
                 .iter()
                 .map(|s| {
-                    stream(&s.name, &s.engine.borrow().unwrap_or_default(), &Counts::default())
+                    let unrouted = self.store.count(&s.unrouted);
+                    let now = s.engine.borrow().unwrap_or_default();
+                    stream(&s.name, &now, &Counts::default(), unrouted)
                 })
                 .collect(),
             sinks: views
@@ -75,7 +77,9 @@ impl GatewayStatus {
                 // It has not taken up its state yet.
                 (None, None) => now,
             };
-            stream(&s.name, &now, &before)
+            let unrouted = self.store.count(&s.unrouted);
+            let unrouted_before = self.before.counts.get(&s.unrouted).copied().unwrap_or(0);
+            stream(&s.name, &now, &before, unrouted.saturating_sub(unrouted_before))
         });
         let streams = streams.collect();
         let nothing = Backlog::default();
@@ -141,17 +145,19 @@ impl GatewayStatus {
 /// Looks for two equal counts around a backlog: commits are far apart beside two looks.
 const LOOKS_MAX: u32 = 16;
 
-fn stream(name: &str, now: &Counts, before: &Counts) -> web::StreamHop {
+fn stream(name: &str, now: &Counts, before: &Counts, unrouted: u64) -> web::StreamHop {
     web::StreamHop {
         stream: name.to_owned(),
         carried: before.open_rows,
         accepted: now.accepted.saturating_sub(before.accepted),
         windowed: now.windowed.saturating_sub(before.windowed),
         late: now.late.saturating_sub(before.late),
+        future: now.future.saturating_sub(before.future),
         filtered: now.filtered.saturating_sub(before.filtered),
         failed: now.failed.saturating_sub(before.failed),
         dropped: now.dropped.saturating_sub(before.dropped),
         open: now.open_rows,
+        unrouted,
     }
 }
 

@@ -34,6 +34,7 @@ pub fn store_status(stats: StoreStats, recovery: &Recovery) -> web::StoreStatus 
         commits: stats.commits,
         file_bytes: stats.file_bytes,
         held_bytes: stats.held_bytes,
+        state_bytes: stats.state_bytes,
         bytes_committed: stats.bytes_committed,
         bytes_written: stats.bytes_written,
         write_amplification: (stats.bytes_committed > 0).then_some(ratio),
@@ -82,11 +83,16 @@ pub fn contents(store: &Store, views: Option<&Views>) -> web::StoreContents {
                 bytes: table.bytes,
                 dropped: table.dropped,
             })
+            // Of what is forgotten only positions are left.
+            .filter(|table| table.claimed != Some(false) || table.end > table.start)
             .collect(),
         sinks: store
             .sinks()
             .into_iter()
             .map(|name| sink(&name, &store.backlog(&name), claimed(&sinks, &name)))
+            .filter(|sink| {
+                sink.claimed != Some(false) || sink.records + sink.letters + sink.gaps > 0
+            })
             .collect(),
         streams: store.streams().iter().map(ToString::to_string).collect(),
         counters: store.counts().into_iter().map(|(name, n)| (name.to_string(), n)).collect(),

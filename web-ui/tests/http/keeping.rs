@@ -51,6 +51,11 @@ impl Keeper for Shelf {
         Box::pin(std::future::ready(Err(refusal)))
     }
 
+    fn forget(&self, name: String) -> Kept<Records> {
+        self.note(format!("forget {name}"));
+        Self::known(&name, Records { records: 7 })
+    }
+
     fn export(&self, what: Exportable, name: String, from: u64) -> Kept<Option<Exported>> {
         self.note(format!("export {} {name} {from}", what.name()));
         let part = (from < 10).then(|| Exported { next: 10, arrow: vec![1, 2, 3] });
@@ -102,6 +107,7 @@ async fn what_may_be_done_to_the_store_is_done_over_the_control_socket_only() {
     let cases = [
         (Method::GET, "/api/v1/store", "", ""),
         (Method::POST, "/api/v1/store/verify", "", ""),
+        (Method::POST, "/api/v1/store/forget/meters", "", "forget meters"),
         (Method::POST, "/api/v1/sinks/cloud/pause", "", "pause cloud true"),
         (Method::POST, "/api/v1/sinks/cloud/resume", "", "pause cloud false"),
         (
@@ -147,6 +153,8 @@ async fn answers_are_what_the_store_says() {
     assert_eq!(contents["tables"][0]["claimed"], Value::Null);
     let verified = send(&control, Method::POST, "/api/v1/store/verify", "").await.json();
     assert_eq!(verified, json!({ "rows": 10, "corrupt_records": 1, "corrupt_rows": 2 }));
+    let forgotten = send(&control, Method::POST, "/api/v1/store/forget/cloud", "").await.json();
+    assert_eq!(forgotten, json!({ "records": 7 }));
     let letters = get(&control, "/api/v1/sinks/cloud/rejected").await.json();
     assert_eq!(letters[0]["position"], 17);
     let path = "/api/v1/sinks/cloud/rejected/redrive";
@@ -166,6 +174,8 @@ async fn what_cannot_be_done_is_a_problem() {
     for path in ["/api/v1/sinks/clout/rejected", "/api/v1/store/export/tables/meter"] {
         get(&control, path).await.assert_problem(404, "not_in_the_store");
     }
+    let forget = send(&control, Method::POST, "/api/v1/store/forget/meter", "").await;
+    forget.assert_problem(404, "not_in_the_store");
     let pause = send(&control, Method::POST, "/api/v1/sinks/clout/pause", "").await;
     pause.assert_problem(404, "not_in_the_store");
     let compact = send(&control, Method::POST, "/api/v1/store/compact", "").await;

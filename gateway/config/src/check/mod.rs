@@ -16,13 +16,17 @@ use crate::similar::suggest;
 use crate::{Document, Name, StreamSection, Table};
 
 pub mod bus;
+mod calendar;
 mod cases;
 mod devices;
 mod limits;
+mod routes;
 mod shared;
 mod sinks;
 mod streams;
 mod windows;
+
+pub use routes::{ERROR_COLUMN, REASON_COLUMN, with_text};
 
 /// A table as SQL is planned against it.
 #[derive(Debug, Clone)]
@@ -76,6 +80,7 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
     checker.version();
     checker.names();
     checker.sections();
+    checker.timezone();
     checker.devices();
     checker.buses();
     checker.sinks();
@@ -210,7 +215,7 @@ impl<'a> Checker<'a> {
             .document
             .streams
             .iter()
-            .flat_map(|s| s.to.iter().chain(s.late.iter().flat_map(|late| &late.to)))
+            .flat_map(StreamSection::routes)
             .map(|route| &route.sink)
             .collect();
         for (name, path) in self.section("sinks") {

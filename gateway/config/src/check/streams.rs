@@ -6,7 +6,7 @@ use super::{Checker, PlannedTable, Results, SqlPlanner, SqlProblem, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
-use crate::{Route, StreamSection, Window};
+use crate::{StreamSection, Window};
 
 impl Checker<'_> {
     pub(super) fn streams(&mut self, planner: &dyn SqlPlanner) -> Results {
@@ -14,10 +14,7 @@ impl Checker<'_> {
         for (index, stream) in self.document.streams.iter().enumerate() {
             let path = path_of("streams").then(index);
             let tables_known = self.from(stream, &path);
-            self.routes(&stream.to, &path.then("to"));
-            if let Some(late) = &stream.late {
-                self.late(stream, &late.to, &path.then("late"));
-            }
+            self.routes(stream, &path);
             if self.is_damaged("streams", &stream.name) {
                 continue;
             }
@@ -39,8 +36,10 @@ impl Checker<'_> {
                 .filter(|t| stream.from.iter().any(|name| name.as_str() == t.name))
                 .map(|t| PlannedTable { name: &t.name, schema: t.columns.clone() })
                 .collect();
+            let columns: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
             match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
                 Ok(schema) => {
+                    self.conditions(planner, stream, &schema, &columns, &path);
                     results.insert(index, schema);
                     held.extend(planner.keeps_rows(self.document, stream).map(|why| (index, why)));
                 }
@@ -118,33 +117,6 @@ impl Checker<'_> {
         false
     }
 
-    fn routes(&mut self, routes: &[Route], path: &Path) {
-        let mut seen = BTreeSet::new();
-        for (index, route) in routes.iter().enumerate() {
-            let path = path.then(index).then("sink");
-            if !seen.insert(&route.sink) {
-                let message = format!("the sink `{}` stands twice", route.sink);
-                self.say(Code::NameTwice, &path, message, Some("each sink gets a result once"));
-            }
-            self.refers("sink", "sinks", &route.sink, &path);
-        }
-    }
-
-    fn late(&mut self, stream: &StreamSection, to: &[Route], path: &Path) {
-        self.routes(to, &path.then("to"));
-        if self.is_damaged("streams", &stream.name) {
-            return;
-        }
-        if to.is_empty() {
-            let hint = "name a sink, or leave `late` out: late rows are counted anyway";
-            self.say(Code::EmptyList, &path.then("to"), "`late` names no sink", Some(hint));
-        }
-        if stream.window.is_none() {
-            let message = format!("`{}` has no window, so no row is late", stream.name);
-            self.say(Code::WindowShape, path, message, Some("leave `late` out"));
-        }
-    }
-
     fn window(&mut self, stream: &StreamSection, path: &Path) {
         if stream.window.is_some() && stream.idle_after.is_some_and(|s| s.duration().is_zero()) {
             let hint = "write how long a source may be silent, such as `5s`";
@@ -158,6 +130,7 @@ impl Checker<'_> {
             return;
         };
         let path = path.then("window").then("tumbling");
+        self.window_zone(tumbling.size, tumbling.timezone.as_deref(), &path);
         if tumbling.size.duration().is_zero() {
             let hint = "write the length of a window, such as `10s`";
             self.say(

@@ -23,6 +23,7 @@ impl Checker<'_> {
                 }
             }
             Window::Cumulative(window) => {
+                self.window_zone(window.size, window.timezone.as_deref(), &path);
                 self.steps(window.size, window.step, &path);
                 let (size, step) = (window.size.micros(), window.step.micros());
                 if step > 0 && size > step && size % step != 0 {

@@ -13,4 +13,5 @@ mod explains_what_a_document_amounts_to;
 mod folders_and_references;
 mod knows_no_engine_and_no_network;
 mod one_schema;
+mod routes_and_calendars;
 mod stand_in;

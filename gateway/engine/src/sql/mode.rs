@@ -47,13 +47,15 @@ impl fmt::Display for Mode {
 }
 
 impl Query {
-    /// The query as it is computed over these windows: rows of some kinds are kept, and so are those
-    /// of windows of too many panes.
-    pub(crate) fn folding_over(mut self, window: &Window) -> Self {
+    /// The query as it is computed over these windows: rows of some kinds are kept, so are those of
+    /// windows of too many panes, and those that are given out where the SQL fails.
+    pub(crate) fn folding_over(mut self, window: &Window, keep_failed: bool) -> Self {
         if self.parts.is_none() {
             return self;
         }
-        let reason = if !window.is_aligned() {
+        let reason = if keep_failed {
+            "rows on which it fails go to `on_error`".to_owned()
+        } else if !window.is_aligned() {
             "windows of this kind are made of their rows".to_owned()
         } else if window.panes() > PANES_MAX {
             let panes = window.panes();

@@ -432,6 +432,9 @@ pub enum StoreError {
         /// Bytes of all its states in the commit.
         bytes: usize,
     },
+    /// The layout names it, so that it cannot be forgotten.
+    #[error("{0} is in the running configuration")]
+    Claimed(Arc<str>),
     /// The layout knows no such sink or table.
     #[error("the store knows no {0}")]
     Unknown(String),

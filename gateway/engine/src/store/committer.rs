@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::book::{Book, Side};
+use super::book::Book;
 use super::border::{StoreError, StoreStats, Verified};
-use super::checkpoint::{checkpoint, fold};
+use super::checkpoint::checkpoint;
 use super::damage::{Trouble, contained, drop_contained};
 use super::files::TREE;
-use super::format::decode_outbox;
-use super::inbox::Shared;
+use super::fold::fold;
+use super::inbox::{Holding, Shared};
 use super::letters;
 use super::log;
 use super::outbox;
@@ -25,6 +25,7 @@ use super::ring;
 use super::state::State;
 use super::states;
 use super::transaction::Transaction;
+use super::verify::Verifying;
 use super::work::{Answer, Ask, Work, answer};
 
 /// Times that one frame is tried before it is left for the next flush.
@@ -55,8 +56,13 @@ pub(super) struct Committer {
     day_base: u64,
     /// The oldest frames could not be folded: tried again with the next flush.
     reclaim_failed: bool,
+    /// The disk is full, the ring nearly, and nothing may give way: what is left of the ring is for
+    /// deliveries, which free room. Why.
+    held_back: Option<String>,
     /// The tree says that the store was closed in order, and nothing was written since.
     tree_is_clean: bool,
+    /// Who waits for a check of everything stored.
+    verifying: VecDeque<Verifying>,
 }
 
 impl Committer {
@@ -72,7 +78,9 @@ impl Committer {
             now: None,
             day_base: 0,
             reclaim_failed: false,
+            held_back: None,
             tree_is_clean: recovery.clean,
+            verifying: VecDeque::new(),
         }
     }
 
@@ -101,7 +109,12 @@ impl Committer {
         self.shared.show(self.figures());
         loop {
             let blocked = self.book.memory() >= MEMORY_BYTES_MAX;
-            let turn = self.shared.wait(blocked);
+            let held = match (blocked, self.held_back.is_some()) {
+                (true, _) => Holding::Yes,
+                (false, true) => Holding::UntilClose,
+                (false, false) => Holding::No,
+            };
+            let turn = self.shared.wait(held, !self.verifying.is_empty());
             for ask in turn.asks {
                 self.answer(ask);
             }
@@ -124,6 +137,7 @@ impl Committer {
             if self.stats.stalled.is_none() && (turn.flush || !self.reclaim_failed) {
                 self.keep_room();
             }
+            self.verify_some();
             self.shared.show(self.figures());
             if turn.close {
                 match &self.stats.stalled {
@@ -230,7 +244,8 @@ impl Committer {
             let (mut head, mut tail) = (self.book.head, self.book.tail());
             let capacity = self.book.files.ring_length;
             let mut placed = Vec::new();
-            for frame in self.book.frames.iter().skip(first) {
+            let Book { frames, files, .. } = &mut self.book;
+            for frame in frames.iter_mut().skip(first).take(ring::TOGETHER_MAX) {
                 // What failed twice in one place may have bad blocks under it: the next free one.
                 if attempt > 1 && placed.is_empty() {
                     let failed = ring::place(capacity, tail, head, frame.length);
@@ -239,8 +254,9 @@ impl Committer {
                 let Some(offset) = ring::place(capacity, tail, head, frame.length) else {
                     break;
                 };
-                if let Some(memory) = &frame.memory {
-                    self.book.files.ring.write(offset, memory).map_err(io)?;
+                if let Some(memory) = &mut frame.memory {
+                    ring::set_ahead(memory, placed.len());
+                    files.ring.write(offset, memory).map_err(io)?;
                 }
                 head = offset + frame.length;
                 tail = tail.or(Some(offset));
@@ -288,11 +304,14 @@ impl Committer {
             let Err(trouble) = fold(&mut self.book, &self.state, all) else {
                 return self.checkpoint();
             };
-            // Until the memory is full as well, the disk may get room again.
+            // Until the memory is full as well, the disk may get room again. What gives way then is in
+            // no frame that the ring has room for: its shelf goes at once, and after a crash before
+            // the checkpoint it counts as lost, not as dropped.
             let is_full = matches!(trouble, Trouble::Full(_));
             if !is_full || self.book.memory() < MEMORY_BYTES_MAX || !self.give_way() {
                 return Err(trouble);
             }
+            self.book.files.shelves.sweep();
         }
     }
 
@@ -326,6 +345,7 @@ impl Committer {
         self.book.free(self.state.meta.commit);
         if self.book.used() <= capacity / 2 && waiting <= LETTER_BYTES_MAX {
             self.reclaim_failed = false;
+            self.held_back = None;
             return;
         }
         let mut kept = 0;
@@ -338,10 +358,18 @@ impl Committer {
         let keep_from = keep_from.unwrap_or(self.book.sequence);
         let outcome = contained(|| self.reclaim(keep_from));
         self.reclaim_failed = outcome.is_err();
+        self.held_back = match &outcome {
+            Err(Trouble::Full(reason)) if self.is_tight() => Some(reason.clone()),
+            _ => None,
+        };
         if let Err(trouble) = outcome {
             tracing::error!(reason = trouble.text(), "the ring cannot be freed yet");
             self.stats.last_error = Some(trouble.text().to_owned());
         }
+    }
+
+    fn is_tight(&self) -> bool {
+        self.book.used() > self.book.files.ring_length / 4 * 3
     }
 
     /// Folds the frames before `keep_from`. Where the disk has no room for that, what is settled is
@@ -349,16 +377,30 @@ impl Committer {
     fn reclaim(&mut self, keep_from: u64) -> Result<(), Trouble> {
         loop {
             let folded = fold(&mut self.book, &self.state, keep_from);
-            self.checkpoint()?;
-            let Err(trouble) = folded else {
+            let Err(trouble) = self.checkpoint().and(folded) else {
                 return Ok(());
             };
             let is_full = matches!(trouble, Trouble::Full(_));
-            let is_tight = self.book.used() > self.book.files.ring_length / 4 * 3;
-            if !is_full || !is_tight || !self.give_way() {
+            if !is_full || !self.is_tight() || !self.give_way_durably()? {
                 return Err(trouble);
             }
         }
+    }
+
+    /// Lets the policies decide what gives way, and makes it durable in a frame before its shelves are
+    /// removed: a crash in between must not find a shelf missing that something still names. Every
+    /// frame before it is durable. `false` when nothing is left that may give way.
+    fn give_way_durably(&mut self) -> Result<bool, Trouble> {
+        let before = (!self.snapshot_due).then(|| self.state.clone());
+        if !self.give_way() {
+            return Ok(false);
+        }
+        self.state.note_changes(&mut self.book, before.as_ref());
+        self.book.close_draft();
+        self.write_frames(0)?;
+        self.snapshot_due = false;
+        self.book.files.shelves.sweep();
+        Ok(true)
     }
 
     fn checkpoint(&mut self) -> Result<(), Trouble> {
@@ -370,16 +412,15 @@ impl Committer {
         Ok(())
     }
 
-    /// Lets the policies decide what gives way; `false` when nothing is left that may.
+    /// Lets the policies decide what gives way; `false` when nothing is left that may. In no frame
+    /// yet: the next one says everything.
     fn give_way(&mut self) -> bool {
         let claims = self.shared.claims();
         let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
         let (book, state, now) = (&mut self.book, &mut self.state, self.now);
         let mut transaction = Transaction { book, state, layout, max_bytes, now };
         let gave = transaction.give_way(GIVE_WAY_BYTES);
-        // What was dropped is in no frame: the next one says everything.
         self.snapshot_due = true;
-        self.book.files.shelves.sweep();
         gave
     }
 
@@ -447,11 +488,7 @@ impl Committer {
                 self.shared.show(self.figures());
                 answer(reply, letters.map_err(|trouble| self.unreadable(&trouble)));
             }
-            Ask::Verify { reply } => {
-                let verified = contained(|| self.verify());
-                self.shared.show(self.figures());
-                answer(reply, verified.map_err(|trouble| self.unreadable(&trouble)));
-            }
+            Ask::Verify { reply } => self.verifying.push_back(Verifying::new(reply)),
             Ask::Compact { reply } => {
                 let compacted = contained(|| self.compact());
                 self.shared.show(self.figures());
@@ -465,39 +502,24 @@ impl Committer {
         StoreError::Unreadable { path, reason }
     }
 
-    fn verify(&mut self) -> Result<Verified, Trouble> {
-        let mut rows = 0;
-        for side in [Side::Outbox, Side::Log] {
-            let names: Vec<Arc<str>> = self.book.queues(side).keys().cloned().collect();
-            for name in names {
-                let pieces = self.book.queues(side).get(&name).map(|queue| queue.pieces.clone());
-                for piece in pieces.into_iter().flatten() {
-                    let body = self.book.body(side, &name, &piece);
-                    let count = body.and_then(|body| match side {
-                        Side::Outbox => Some(decode_outbox(piece.first, &body)?.len()),
-                        Side::Log => {
-                            let schemas = self.state.schemas.get(&name)?;
-                            Some(log::decode(schemas, &body)?.num_rows())
-                        }
-                    });
-                    match count {
-                        Some(count) => rows += count as u64,
-                        None => {
-                            self.book.damage.gap(side.kind(), &name, piece.first, piece.end());
-                        }
-                    }
-                }
-            }
+    /// Goes on with the first check that somebody asked for; commits and questions come in between.
+    fn verify_some(&mut self) {
+        let Some(verifying) = self.verifying.front_mut() else {
+            return;
+        };
+        let step = contained(|| verifying.step(&mut self.book, &self.state));
+        if matches!(step, Ok(false)) && !verifying.is_abandoned() {
+            return;
         }
-        let sinks: Vec<Arc<str>> = self.book.letters.keys().cloned().collect();
-        for sink in sinks {
-            let letters = self.book.letters.get(&sink);
-            let positions: Vec<u64> = letters.into_iter().flat_map(|l| l.keys().copied()).collect();
-            let records = self.book.files.records()?;
-            letters::read(&records, &mut self.book, &sink, &positions)?;
+        self.shared.show(self.figures());
+        if let Some(verifying) = self.verifying.pop_front() {
+            let damage = &self.book.damage;
+            let (corrupt_records, corrupt_rows) = (damage.records, damage.rows);
+            let verified =
+                step.map(|_| Verified { rows: verifying.rows, corrupt_records, corrupt_rows });
+            let verified = verified.map_err(|trouble| self.unreadable(&trouble));
+            answer(verifying.reply, verified);
         }
-        let damage = &self.book.damage;
-        Ok(Verified { rows, corrupt_records: damage.records, corrupt_rows: damage.rows })
     }
 
     fn compact(&mut self) -> Result<(u64, u64), Trouble> {
@@ -522,6 +544,7 @@ impl Committer {
             file_bytes: tree + files.ring_length + files.shelves.bytes(),
             corrupt_records: self.book.damage.records,
             corrupt_rows: self.book.damage.rows,
+            stalled: self.stats.stalled.clone().or_else(|| self.held_back.clone()),
             ..self.stats.clone()
         }
     }

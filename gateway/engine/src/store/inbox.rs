@@ -1,6 +1,6 @@
 //! The queue between everybody and the store's thread, and what everybody may see of the store.
 //!
-//! Bounded: a commit holds a slot from [`Shared::submit`] until it is durable. The thread takes all
+//! Bounded in commits and bytes: a commit holds a slot from [`Shared::submit`] until it is durable. The thread takes all
 //! that waits at once, in order. Decides when a commit is due; knows no file.
 
 use std::collections::HashMap;
@@ -19,11 +19,25 @@ use super::state::State;
 use super::work::{Ask, Order, Pending, Refusal, Work, answer, droppable};
 use crate::bytes::batch_bytes;
 
+/// Bytes of commits that wait in the queue, from which on [`Shared::submit`] waits: one commit may pass
+/// it. The thread takes what waits at 256 KiB, so that only a store that cannot write gets there.
+const QUEUE_BYTES_MAX: usize = 8 << 20;
+
 /// Refusals that wait at most before they make a commit due.
 const REJECTS_MAX: usize = 256;
 
 /// Characters of a reason that are kept: it comes from the far side.
 const REASON_CHARS_MAX: usize = 1_000;
+
+/// Whether commits stay in the queue, so that only what frees room is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holding {
+    No,
+    /// There is little room, which the close may use up.
+    UntilClose,
+    /// There is none.
+    Yes,
+}
 
 /// What the thread does next.
 pub(super) struct Turn {
@@ -181,7 +195,8 @@ impl Shared {
             return Err(StoreError::Closed);
         };
         self.check(&inbox, held)?;
-        if !self.has_room(&inbox, held) {
+        let is_full = inbox.bytes >= QUEUE_BYTES_MAX && !inbox.work.commits.is_empty();
+        if is_full || !self.has_room(&inbox, held) {
             return Ok(None);
         }
         let Some(taken) = commit.take() else {
@@ -357,21 +372,26 @@ impl Shared {
         self.room.notify_waiters();
     }
 
-    /// Waits for something to do. While the thread is `blocked`, because it holds as much in memory
-    /// as it may, commits stay in the queue; what frees room does not.
-    pub(super) fn wait(&self, blocked: bool) -> Turn {
+    /// Waits for something to do, unless the thread is `busy` with something of its own. While commits
+    /// are `held` they stay in the queue; marks and orders, which free room, do not.
+    pub(super) fn wait(&self, held: Holding, busy: bool) -> Turn {
         let mut inbox = lock(&self.inbox);
+        let holds =
+            |inbox: &Inbox| held == Holding::Yes || (held == Holding::UntilClose && !inbox.close);
         let is_due = |inbox: &Inbox| {
-            if blocked { !inbox.work.orders.is_empty() } else { self.is_due(inbox) }
+            if holds(inbox) { !inbox.work.orders.is_empty() } else { self.is_due(inbox) }
         };
-        while inbox.asks.is_empty() && !is_due(&inbox) && !inbox.flush && !inbox.close {
+        let is_idle =
+            |inbox: &Inbox| inbox.asks.is_empty() && !is_due(inbox) && !inbox.flush && !inbox.close;
+        while !busy && is_idle(&inbox) {
             inbox = self.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
         }
         let take = is_due(&inbox) || inbox.flush || inbox.close;
         let flush = std::mem::take(&mut inbox.flush) || inbox.close;
+        let keeps = holds(&inbox);
         let work = take.then(|| {
             let mut work = std::mem::take(&mut inbox.work);
-            if blocked {
+            if keeps {
                 inbox.work.commits = std::mem::take(&mut work.commits);
             } else {
                 inbox.bytes = 0;

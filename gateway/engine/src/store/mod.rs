@@ -5,8 +5,8 @@
 //!
 //! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox`, `letters`,
 //! `log` and `states` how, `book` where it lies, `format`, `record` and `rows` in which bytes. A commit is one frame in the `ring`;
-//! `checkpoint` moves what stays to a `shelf` and notes it in a redb tree. `recovery` starts from
-//! whatever is there, `replay` takes up the frames, `upgrade` an older format.
+//! `fold` moves what stays to a `shelf`, `checkpoint` notes it in a redb tree. `recovery` starts from
+//! whatever is there, `replay` takes up the frames, `reconcile` what is missing, `upgrade` an older format.
 
 mod book;
 mod border;
@@ -15,12 +15,14 @@ mod committer;
 mod damage;
 mod disk;
 mod files;
+mod fold;
 mod format;
 mod inbox;
 mod letters;
 mod load;
 mod log;
 mod outbox;
+mod reconcile;
 mod record;
 mod recovery;
 mod replay;
@@ -31,6 +33,7 @@ mod state;
 mod states;
 mod transaction;
 mod upgrade;
+mod verify;
 mod work;
 
 #[cfg(test)]
@@ -139,7 +142,7 @@ impl Store {
 
     /// Queues a commit, in the order of the calls, and resolves when it is queued.
     ///
-    /// Waits while the queue is full or a `Block` sink has no room. Cancel safe: dropped before it
+    /// Waits while the queue is full, of commits or of 8 MiB, or a `Block` sink has no room. Cancel safe: dropped before it
     /// resolves, nothing was queued.
     pub async fn submit(&self, commit: Commit) -> Result<Ticket, StoreError> {
         self.shared.submit(commit).await
@@ -284,6 +287,15 @@ impl Store {
         self.order(sink, |reply| What::Letters { positions, again: false, reply }).await
     }
 
+    /// Drops what is kept for a sink and a table of this name that the layout does not name: it would come
+    /// back with the name. Returns how many rows, records and dead letters that were; they count as
+    /// dropped. Positions and counters stay. Cancel safe.
+    pub async fn forget(&self, name: &str) -> Result<u64, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.order(Order { name: name.into(), what: What::Forget { reply } })?;
+        answer.await.unwrap_or_else(|_| Err(self.shared.ended()))
+    }
+
     /// A durable counter: the sum of what commits have added to it.
     pub fn count(&self, name: &str) -> u64 {
         self.shared.state().counts.get(name).copied().unwrap_or(0)
@@ -318,7 +330,8 @@ impl Store {
         self.shared.state().progress.keys().cloned().collect()
     }
 
-    /// Reads everything that is stored and checks it. Nothing else is done meanwhile. Cancel safe.
+    /// Reads everything that is stored and checks it, a MiB at a time between other work. What is
+    /// stored meanwhile may or may not be among it. Cancel safe: dropped, the check ends.
     pub async fn verify(&self) -> Result<Verified, StoreError> {
         self.ask(|reply| Ask::Verify { reply }).await
     }
@@ -371,8 +384,8 @@ impl Store {
         what: impl FnOnce(Reply<T>) -> What,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let sink = self.shared.sink_name(sink)?;
-        self.shared.order(Order { sink, what: what(reply) })?;
+        let name = self.shared.sink_name(sink)?;
+        self.shared.order(Order { name, what: what(reply) })?;
         answer.await.unwrap_or_else(|_| Err(self.shared.ended()))
     }
 

@@ -384,6 +384,19 @@ fn refuse(
     }
 }
 
+/// Drops everything, without a notice: nobody will read one. Returns how many records that were.
+pub(super) fn forget(book: &mut Book, sink: &str, state: &mut SinkState) -> u64 {
+    let records = state.records();
+    let count = book.outboxes.get(sink).map_or(0, |queue| queue.pieces.len());
+    book.take(Side::Outbox, sink, 0..count);
+    state.dropped += records;
+    state.cursor = state.next - 1;
+    (state.bytes, state.gaps, state.head_created, state.lanes) = (0, 0, None, None);
+    state.front.clear();
+    state.paused = false;
+    records
+}
+
 /// How many bytes and rows an outbox is over its own bounds.
 pub(super) fn excess(layout: &SinkLayout, state: &SinkState) -> Room {
     let records = layout.max_records.map_or(0, |max| state.records().saturating_sub(max));

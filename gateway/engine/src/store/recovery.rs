@@ -22,12 +22,13 @@ use super::disk::{Counted, Disk, Traffic};
 use super::files::{Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree};
 use super::format::{FORMAT, FORMAT_REDB_ALONE, Kind, NAME_BYTES_MAX, key, split_key};
 use super::load::{Loaded, load, rescue_letters, rescue_states};
-use super::record::{Meta, SinkState, TableState};
+use super::reconcile::{is_needed, prune, rebuild, unclaimed};
+use super::record::Meta;
 use super::replay::{self, Replayed, replay};
 use super::ring::{self, BLOCK};
 use super::shelf::Shelves;
 use super::state::State;
-use super::{log, outbox, states, upgrade};
+use super::{states, upgrade};
 
 const LOCK: &str = "store.lock";
 const EPOCH: &str = "store.epoch";
@@ -278,7 +279,7 @@ impl Opening<'_> {
         let found = ring::scan(&*ring, Some(id), state.meta.tail);
         let found = found.map_err(|error| self.error(RING, error))?;
         let runs = found.iter().map(|(_, header)| header.run).max();
-        let run = runs.unwrap_or(0).max(state.meta.run).saturating_add(1);
+        let run = runs.unwrap_or(0).max(state.meta.run).saturating_add(1).min(ring::RUN_MAX);
         let mut book = self.book(lock, Some(tree), ring, id, run);
         let commit = state.meta.commit;
         for (side, name, piece) in loaded.pieces {
@@ -335,7 +336,7 @@ impl Opening<'_> {
             _ => (self.make_ring()?, new_ring_id()),
         };
         let found: Vec<_> = found.into_iter().filter(|(_, header)| header.ring == id).collect();
-        let run = newest.map_or(0, |header| header.run).saturating_add(1);
+        let run = newest.map_or(0, |header| header.run).saturating_add(1).min(ring::RUN_MAX);
         let mut book = self.book(lock, None, ring, id, run);
         let mut letters_lost = 0;
         let mut aside = None;
@@ -417,10 +418,10 @@ impl Opening<'_> {
     fn make_tree(&mut self, book: &mut Book, state: &mut State) -> Result<(), StoreError> {
         let disk = &**self.disk;
         let cache = self.options.cache_bytes;
-        let begun = self.rescued.take().map_or_else(
-            || open_tree(disk, &self.traffic, cache, TREE_NEW, true),
-            |rescued| Ok(rescued),
-        );
+        let begun = self
+            .rescued
+            .take()
+            .map_or_else(|| open_tree(disk, &self.traffic, cache, TREE_NEW, true), Ok);
         let made = begun.and_then(|tree| {
             book.files.tree = Some(tree);
             checkpoint(book, state, false)?;
@@ -524,79 +525,6 @@ fn list_shelved(book: &mut Book, side: Side, name: Arc<str>, piece: super::book:
     book.queues_mut(side).entry(name).or_default().pieces.push_back(piece);
 }
 
-/// Forgets the pieces of which every row is settled or trimmed.
-fn prune(book: &mut Book, state: &State) {
-    for (name, sink) in &state.sinks {
-        let Some(queue) = book.outboxes.get(name) else {
-            continue;
-        };
-        let gone = queue.index_of(sink.cursor + sink.front.len() as u64 + 1);
-        book.take(Side::Outbox, name, 0..gone);
-        if let Some((lanes, queue)) = sink.lanes.zip(book.outboxes.get(name)) {
-            let from = queue.pieces.partition_point(|piece| piece.first <= lanes.split);
-            let to = queue.pieces.partition_point(|piece| piece.end() <= lanes.live + 1);
-            book.take(Side::Outbox, name, from..to.max(from));
-        }
-    }
-    for (name, table) in &state.tables {
-        let gone = book.logs.get(name).map_or(0, |queue| queue.index_of(table.start));
-        book.take(Side::Log, name, 0..gone);
-    }
-}
-
-/// Whether the rows of a broken entry are still needed, as far as its key tells.
-fn is_needed(state: &State, key: &[u8]) -> bool {
-    match split_key(key) {
-        Some((Kind::Outbox, name, first)) => state
-            .sinks
-            .get(name)
-            .is_some_and(|sink| first > sink.cursor && first < sink.next && !sink.is_ahead(first)),
-        Some((Kind::Log, name, first)) => {
-            state.tables.get(name).is_some_and(|table| first >= table.start && first < table.end)
-        }
-        _ => false,
-    }
-}
-
-/// Makes the states that are not there from the pieces; `true` when one held anything.
-fn rebuild(book: &mut Book, state: &mut State, layout: &Layout) -> bool {
-    let sinks: BTreeSet<Arc<str>> = layout
-        .sinks
-        .iter()
-        .map(|sink| &sink.name)
-        .chain(book.outboxes.keys())
-        .filter(|name| !state.sinks.contains_key(*name))
-        .cloned()
-        .collect();
-    let tables: BTreeSet<Arc<str>> = layout
-        .tables
-        .iter()
-        .map(|table| &table.name)
-        .chain(book.logs.keys())
-        .filter(|name| !state.tables.contains_key(*name))
-        .cloned()
-        .collect();
-    let mut rebuilt = false;
-    for name in sinks {
-        let sink = outbox::rebuild(book, &name);
-        rebuilt |= sink != SinkState::default();
-        state.sinks.insert(name, sink);
-    }
-    for name in tables {
-        let passed = state
-            .progress
-            .values()
-            .flat_map(|progress| progress.processed.iter().chain(&progress.replay_from))
-            .filter(|(table, _)| *table == name)
-            .map(|(_, position)| *position)
-            .max();
-        let table = log::rebuild(book, &name, passed.unwrap_or(0));
-        rebuilt |= table != TableState::default();
-        state.tables.insert(name, table);
-    }
-    rebuilt
-}
-
 pub(super) fn quarantine_name(disk: &dyn Disk) -> Result<String, StoreError> {
     let name = |number| format!("{TREE}.quarantine-{number}");
     for number in 1..QUARANTINES_MAX {
@@ -606,13 +534,4 @@ pub(super) fn quarantine_name(disk: &dyn Disk) -> Result<String, StoreError> {
         }
     }
     Ok(name(QUARANTINES_MAX))
-}
-
-fn unclaimed(state: &State, layout: &Layout) -> Vec<String> {
-    let sinks = state.sinks.keys().filter(|name| !layout.sinks.iter().any(|s| s.name == **name));
-    let tables = state.tables.keys().filter(|name| !layout.tables.iter().any(|t| t.name == **name));
-    sinks
-        .map(|name| format!("sink {name}"))
-        .chain(tables.map(|name| format!("table {name}")))
-        .collect()
 }

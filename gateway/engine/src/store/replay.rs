@@ -2,8 +2,8 @@
 //!
 //! Frames are taken in the order of their sequence, wherever they lie. Rows are listed from the first
 //! frame on that is still needed; states count from the first frame that the checkpoint does not
-//! contain. A frame that is not whole was never acknowledged if it is the last one; an earlier one is
-//! damage: its entries that pass their own check are taken, the others are counted. Frames that the
+//! contain. A frame that is not whole was never acknowledged if it is the last one, or was synced
+//! together with it; an earlier one is damage: its entries that pass their own check are taken, the others are counted. Frames that the
 //! checkpoint contains may have been let go since, and written over: what is broken there counts only
 //! if its rows are still needed.
 
@@ -39,26 +39,13 @@ pub(super) struct Replayed {
 pub(super) fn replay(
     book: &mut Book,
     state: &mut State,
-    mut found: Vec<(u64, Header)>,
+    found: Vec<(u64, Header)>,
     commit: u64,
     whole: bool,
 ) -> Replayed {
-    found.sort_by_key(|(_, header)| (header.sequence, std::cmp::Reverse(header.run)));
     let mut replayed = Replayed::default();
-    let mut bodies: Vec<(u64, Header, bool)> = Vec::new();
-    for group in found.chunk_by(|(_, a), (_, b)| a.sequence == b.sequence) {
-        let intact = group.iter().find(|(offset, header)| read(book, *offset, header).is_some());
-        let (offset, header) = *intact.unwrap_or(&group[0]);
-        bodies.push((offset, header, intact.is_some()));
-    }
-    // One frame at most was on its way when the power went; of several that are broken at the end
-    // all but the last were acknowledged.
-    if let Some((_, header, false)) = bodies.last() {
-        let sequence = header.sequence;
-        tracing::info!(sequence, "the last frame is not whole: never acknowledged");
-        replayed.torn = sequence > commit;
-        bodies.pop();
-    }
+    let mut bodies = in_order(book, found, commit, state.meta.run);
+    replayed.torn = drop_unacknowledged(&mut bodies, commit, whole);
     let last = bodies.last().map_or(0, |(_, header, _)| header.sequence);
     replayed.ends_early = !whole && last < commit && state.meta.tail <= commit;
     // No frame behind this one was ever let go.
@@ -89,6 +76,61 @@ pub(super) fn replay(
     replayed
 }
 
+/// A frame: where it lies, its header, whether it is whole.
+type Body = (u64, Header, bool);
+
+/// One frame for each sequence. What an earlier process wrote with a sequence that a later one came by,
+/// or behind the checkpoint of a later one, was given up by that: it counts no more, whole or not.
+fn in_order(book: &Book, mut found: Vec<(u64, Header)>, commit: u64, run: u32) -> Vec<Body> {
+    found.sort_by_key(|(_, header)| (header.sequence, std::cmp::Reverse(header.run)));
+    let mut bodies: Vec<Body> = Vec::new();
+    let mut newest = 0;
+    for group in found.chunk_by(|(_, a), (_, b)| a.sequence == b.sequence) {
+        let (_, latest) = group[0];
+        if latest.sequence > commit {
+            newest = newest.max(run);
+        }
+        if latest.run < newest {
+            tracing::info!(sequence = latest.sequence, "a frame that was given up is passed over");
+            continue;
+        }
+        newest = latest.run;
+        let mut copies = group.iter().take_while(|(_, header)| header.run == latest.run);
+        let intact = copies.find(|(offset, header)| read(book, *offset, header).is_some());
+        let (offset, header) = *intact.unwrap_or(&group[0]);
+        bodies.push((offset, header, intact.is_some()));
+    }
+    bodies
+}
+
+/// Takes out what was never acknowledged: of the frames that were synced together last, the first one
+/// that is not whole and those behind it. True where there was one.
+fn drop_unacknowledged(bodies: &mut Vec<Body>, commit: u64, whole: bool) -> bool {
+    let Some((_, last, _)) = bodies.last() else {
+        return false;
+    };
+    // What the checkpoint contains was durable.
+    let from = last.sequence.saturating_sub(u64::from(last.ahead)).max(commit + 1);
+    let first = bodies.partition_point(|(_, header, _)| header.sequence < from);
+    let mut expected = from;
+    if whole && let Some((_, header, _)) = bodies.get(first) {
+        // Without the checkpoint nobody knows which ones were let go.
+        expected = header.sequence;
+    }
+    let is_there = |(_, header, intact): &&Body| {
+        let fits = *intact && header.sequence == expected;
+        expected += 1;
+        fits
+    };
+    let end = first + bodies.iter().skip(first).take_while(is_there).count();
+    if let Some((_, header, _)) = bodies.get(end) {
+        tracing::info!(from = header.sequence, "the last frames are not whole: never acknowledged");
+    }
+    let torn = end < bodies.len();
+    bodies.truncate(end);
+    torn
+}
+
 /// The whole frame, if it is.
 fn read(book: &Book, offset: u64, header: &Header) -> Option<Vec<u8>> {
     let bytes = read_all(book, offset, header)?;
@@ -111,8 +153,8 @@ fn read_all(book: &Book, offset: u64, header: &Header) -> Option<Vec<u8>> {
 }
 
 /// Sequence of the last whole frame that says everything, which is the first one after a checkpoint.
-fn last_snapshot(book: &Book, bodies: &[(u64, Header, bool)]) -> u64 {
-    let says_all = |(offset, header, intact): &&(u64, Header, bool)| {
+fn last_snapshot(book: &Book, bodies: &[Body]) -> u64 {
+    let says_all = |(offset, header, intact): &&Body| {
         let bytes = if *intact { read_all(book, *offset, header) } else { None };
         let mut rest = bytes.as_deref().and_then(|bytes| bytes.get(HEADER..)).unwrap_or_default();
         while let Some(entry) = Entry::take(rest) {

@@ -3,12 +3,13 @@
 //! A frame is what became durable at once: a header, entries, zeros up to the next block of 4 KiB.
 //! Frames begin at block boundaries, so no block that holds anything acknowledged is written again.
 //! A reader finds frames by their headers at block boundaries, in whatever order they lie; their
-//! sequence tells the order, and a frame that is not whole is one that was never acknowledged,
-//! unless a later one is there. Knows bytes and offsets: no entry, no state.
+//! sequence tells the order. A frame says how many were synced together with it ahead of it, so that
+//! of frames that are not whole it is known which ones were never acknowledged. Knows bytes and
+//! offsets: no entry, no state.
 //!
 //! ```text
 //! header  magic u32 · CRC32 of the rest of the header u32 · CRC32 of the body u32 · body length u32
-//!         · sequence u64 · ring u64 · run u32                               little-endian, 36 bytes
+//!         · sequence u64 · ring u64 · run u24 · frames ahead u8             little-endian, 36 bytes
 //! ```
 
 use std::io;
@@ -34,10 +35,17 @@ pub(super) struct Header {
     pub(super) ring: u64,
     /// The number of the process that wrote it: of two frames with one sequence the later counts.
     pub(super) run: u32,
+    /// Frames right before it that were not durable when it was written: one sync was for all.
+    pub(super) ahead: u8,
     /// Bytes of the body.
     pub(super) length: u32,
     crc: u32,
 }
+
+/// The highest number of a process; from then on all have it.
+pub(super) const RUN_MAX: u32 = (1 << 24) - 1;
+/// Frames that one sync is for at most.
+pub(super) const TOGETHER_MAX: usize = 1 + u8::MAX as usize;
 
 /// Bytes that a frame with a body of `length` bytes takes in the ring.
 pub(super) fn frame_bytes(length: usize) -> u64 {
@@ -54,12 +62,21 @@ pub(super) fn finish(frame: &mut Vec<u8>, sequence: u64, ring: u64, run: u32) {
     rest.extend_from_slice(&length.to_le_bytes());
     rest.extend_from_slice(&sequence.to_le_bytes());
     rest.extend_from_slice(&ring.to_le_bytes());
-    rest.extend_from_slice(&run.to_le_bytes());
+    rest.extend_from_slice(&run.min(RUN_MAX).to_le_bytes());
     frame[..4].copy_from_slice(&MAGIC.to_le_bytes());
     frame[4..8].copy_from_slice(&crc32fast::hash(&rest).to_le_bytes());
     frame[8..HEADER].copy_from_slice(&rest);
     let padded = frame.len().next_multiple_of(usize::try_from(BLOCK).unwrap_or(4096));
     frame.resize(padded, 0);
+}
+
+/// Notes in a finished frame how many frames are synced together with it ahead of it.
+pub(super) fn set_ahead(frame: &mut [u8], ahead: usize) {
+    if let Some(header) = frame.get_mut(..HEADER) {
+        header[HEADER - 1] = u8::try_from(ahead).unwrap_or(u8::MAX);
+        let crc = crc32fast::hash(&header[8..]);
+        header[4..8].copy_from_slice(&crc.to_le_bytes());
+    }
 }
 
 impl Header {
@@ -70,8 +87,9 @@ impl Header {
             return None;
         }
         let (crc, length) = (reader.u32()?, reader.u32()?);
-        let (sequence, ring, run) = (reader.u64()?, reader.u64()?, reader.u32()?);
-        Some(Header { sequence, ring, run, length, crc })
+        let (sequence, ring, last) = (reader.u64()?, reader.u64()?, reader.u32()?);
+        let (run, ahead) = (last & RUN_MAX, u8::try_from(last >> 24).ok()?);
+        Some(Header { sequence, ring, run, ahead, length, crc })
     }
 
     /// Whether a body is the one that the header was written for.
@@ -191,6 +209,10 @@ mod tests {
         assert_eq!(frame.len(), 4096);
         let header = Header::read(&frame).unwrap();
         assert_eq!((header.sequence, header.ring, header.run, header.length), (7, 9, 3, 4));
+        assert_eq!(header.ahead, 0);
+        set_ahead(&mut frame, 200);
+        let ahead = Header::read(&frame).unwrap();
+        assert_eq!(ahead, Header { ahead: 200, ..header });
         assert!(header.fits(b"body") && !header.fits(b"bodx") && !header.fits(b"bod"));
         for bit in 0..HEADER * 8 {
             let mut bad = frame.clone();

@@ -39,6 +39,10 @@ pub(super) struct Shelves {
     /// The shelf that an owner's next rows go to.
     open: BTreeMap<Arc<str>, u32>,
     next: u32,
+    /// Those that were appended to and not synced since, by number, with whose they are.
+    written: BTreeMap<u32, (Arc<str>, Box<dyn StorageBackend>)>,
+    /// Files were made whose names are not durable yet.
+    made: BTreeSet<u32>,
     /// The one that was read last.
     reading: Option<(u32, Box<dyn StorageBackend>)>,
 }
@@ -51,8 +55,7 @@ fn append(file: &dyn StorageBackend, at: u64, bytes: &[u8]) -> io::Result<()> {
     if file.len()? < at + bytes.len() as u64 {
         file.set_len(at + bytes.len() as u64)?;
     }
-    file.write(at, bytes)?;
-    file.sync_data()
+    file.write(at, bytes)
 }
 
 fn is_no_room(error: &io::Error) -> bool {
@@ -69,7 +72,8 @@ pub(super) struct Run {
 impl Shelves {
     pub(super) fn new(disk: Arc<dyn Disk>, traffic: Arc<Traffic>) -> Self {
         let (files, open) = (BTreeMap::new(), BTreeMap::new());
-        Shelves { disk, traffic, files, open, next: 1, reading: None }
+        let (written, made) = (BTreeMap::new(), BTreeSet::new());
+        Shelves { disk, traffic, files, open, next: 1, written, made, reading: None }
     }
 
     /// The numbers of all shelves in the folder.
@@ -100,59 +104,89 @@ impl Shelves {
         }
     }
 
-    /// Appends entries for each owner and makes them durable. Nothing is kept of a failed one.
-    pub(super) fn put(&mut self, runs: &[(Arc<str>, Vec<u8>)]) -> io::Result<Vec<Run>> {
-        let mut placed = Vec::new();
-        for (owner, bytes) in runs {
-            let known = self.open.get(owner).copied();
-            let number = known.filter(|number| {
-                // One that is half let go gets no more, so that it goes as a whole before long.
-                self.files
-                    .get(number)
-                    .is_some_and(|shelf| shelf.end < SHELF_BYTES && shelf.dead * 2 < shelf.end)
-            });
-            let (number, file) = if let Some(number) = number {
-                (number, self.open(number, false)?)
-            } else {
-                let number = self.next;
-                let file = self.open(number, true)?;
-                self.next += 1;
-                self.files.insert(number, Shelf::default());
-                self.open.insert(owner.clone(), number);
-                (number, file)
-            };
-            let at = self.files.get(&number).map_or(0, |shelf| shelf.end);
-            let mut padded = bytes.clone();
-            let block = usize::try_from(BLOCK).unwrap_or(4096);
-            padded.resize(bytes.len().next_multiple_of(block), 0);
-            let is_new = known != Some(number);
-            let put = append(&*file, at, &padded);
-            let put = put.and_then(|()| if is_new { self.disk.sync_names() } else { Ok(()) });
-            if let Err(error) = put {
-                // On a full disk half a run would take what room there is.
-                if let Err(again) = file.set_len(at) {
-                    tracing::debug!(error = %again, number, "half a run stays on a shelf");
-                }
-                // Blocks that fail may fail for ever, and a name may not be durable: the next try
-                // is on another shelf.
-                if is_new || !is_no_room(&error) {
-                    self.leave(owner, number);
-                }
-                return Err(error);
+    /// Appends entries for an owner; durable with [`Shelves::sync`]. Nothing is kept of a failed one.
+    pub(super) fn put(&mut self, owner: &Arc<str>, mut bytes: Vec<u8>) -> io::Result<Run> {
+        let number = self.open_for(owner)?;
+        let at = self.files.get(&number).map_or(0, |shelf| shelf.end);
+        bytes.resize(bytes.len().next_multiple_of(usize::try_from(BLOCK).unwrap_or(4096)), 0);
+        let Some((_, file)) = self.written.get(&number) else {
+            return Err(io::Error::from(io::ErrorKind::NotFound));
+        };
+        if let Err(error) = append(&**file, at, &bytes) {
+            // On a full disk half a run would take what room there is.
+            if let Err(again) = file.set_len(at) {
+                tracing::debug!(error = %again, number, "half a run stays on a shelf");
             }
-            if let Some(shelf) = self.files.get_mut(&number) {
-                shelf.end = at + padded.len() as u64;
+            // Blocks that fail may fail for ever: the next try is on another shelf.
+            if at == 0 || !is_no_room(&error) {
+                self.leave(owner, number);
             }
-            self.reading = self.reading.take().filter(|(reading, _)| *reading != number);
-            placed.push(Run { file: number, at });
+            return Err(error);
         }
-        Ok(placed)
+        if let Some(shelf) = self.files.get_mut(&number) {
+            shelf.end = at + bytes.len() as u64;
+        }
+        self.reading = self.reading.take().filter(|(reading, _)| *reading != number);
+        Ok(Run { file: number, at })
     }
 
-    /// Puts nothing more on a shelf, and removes it if nothing was.
+    /// The shelf that the owner's next entries go to, open for writing; a new one where none has room.
+    fn open_for(&mut self, owner: &Arc<str>) -> io::Result<u32> {
+        let known = self.open.get(owner).copied().filter(|number| {
+            // One that is half let go gets no more, so that it goes as a whole before long.
+            let has_room = |file: &Shelf| file.end < SHELF_BYTES && file.dead * 2 < file.end;
+            self.files.get(number).is_some_and(has_room)
+        });
+        let number = known.unwrap_or(self.next);
+        if known.is_some() && self.written.contains_key(&number) {
+            return Ok(number);
+        }
+        let file = self.open(number, known.is_none())?;
+        if known.is_none() {
+            self.next += 1;
+            self.made.insert(number);
+            self.files.insert(number, Shelf::default());
+            self.open.insert(owner.clone(), number);
+        }
+        self.written.insert(number, (owner.clone(), file));
+        Ok(number)
+    }
+
+    /// Makes durable what was put since the last time, with one sync for each shelf and one for the
+    /// names of new ones. Returns the shelves on which nothing of it counts, and why.
+    pub(super) fn sync(&mut self) -> (BTreeSet<u32>, io::Result<()>) {
+        let mut failed = BTreeSet::new();
+        let mut outcome = Ok(());
+        let written = std::mem::take(&mut self.written);
+        for (number, (_, file)) in &written {
+            if let Err(error) = file.sync_data() {
+                failed.insert(*number);
+                outcome = Err(error);
+            }
+        }
+        let made = std::mem::take(&mut self.made);
+        if !made.is_empty()
+            && let Err(error) = self.disk.sync_names()
+        {
+            failed.extend(made);
+            outcome = Err(error);
+        }
+        // A later sync would succeed and prove nothing.
+        for number in &failed {
+            if let Some((owner, _)) = written.get(number) {
+                self.leave(owner, *number);
+            }
+        }
+        (failed, outcome)
+    }
+
+    /// Puts nothing more on a shelf, and removes it if nothing on it counts.
     fn leave(&mut self, owner: &Arc<str>, number: u32) {
-        self.open.remove(owner);
-        if self.files.get(&number).is_none_or(|shelf| shelf.end > 0) {
+        if self.open.get(owner) == Some(&number) {
+            self.open.remove(owner);
+        }
+        self.written.remove(&number);
+        if self.files.get(&number).is_none_or(|shelf| shelf.live > 0) {
             return;
         }
         match self.disk.remove(&name(number)) {

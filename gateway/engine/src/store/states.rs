@@ -202,12 +202,10 @@ pub(super) fn read_one(book: &mut Book, stream: &str, number: u64) -> Result<Byt
     }
     let at = key(Kind::State, stream, number);
     let found = book.files.records()?.get_owned(at.as_slice())?;
-    let value = found.as_ref().map(|found| found.value()).unwrap_or_default();
-    match unseal(&at, value).filter(|_| is_kept(&kept, value)) {
-        Some(body) => Ok(Bytes::copy_from_slice(body)),
-        None => {
-            book.damage.bad(&at, value);
-            Err(lost())
-        }
+    let value = found.as_ref().map_or(&[][..], |found| found.value());
+    let body = unseal(&at, value).filter(|_| is_kept(&kept, value)).map(Bytes::copy_from_slice);
+    if body.is_none() {
+        book.damage.bad(&at, value);
     }
+    body.ok_or_else(lost)
 }

@@ -66,45 +66,84 @@ impl Transaction<'_> {
 
     /// Does what somebody ordered; the answer is given when it is durable.
     pub(super) fn order(&mut self, order: Order) -> Answer {
-        let Order { sink, what } = order;
-        let state = self.state.sinks.entry(sink.clone()).or_default();
+        let Order { name, what } = order;
         match what {
             What::Pause { paused, reply } => {
-                state.paused = paused;
+                self.state.sinks.entry(name).or_default().paused = paused;
                 Box::new(move |end| answer(reply, end))
             }
             What::Split { reply } => {
+                let state = self.state.sinks.entry(name).or_default();
                 outbox::split(state);
                 let lanes = state.lanes;
                 Box::new(move |end| answer(reply, end.map(|()| lanes)))
             }
             What::Letters { positions, again, reply } => {
-                let known = self.book.letters.get(&sink);
-                let positions: Vec<u64> = match known {
-                    Some(letters) if positions.is_empty() => letters.keys().copied().collect(),
-                    _ => positions,
-                };
-                if !again {
-                    let count = letters::forget(self.book, &sink, state, &positions);
-                    return Box::new(move |end| answer(reply, end.map(|()| count)));
-                }
-                let records = self.book.files.records();
-                let letters = records
-                    .and_then(|records| letters::read(&records, self.book, &sink, &positions));
-                match letters {
-                    Ok(letters) => {
-                        let count = letters::redrive(self.book, &sink, state, letters);
-                        Box::new(move |end| answer(reply, end.map(|()| count)))
-                    }
-                    Err(trouble) => {
-                        let path = self.book.files.disk.path(TREE);
-                        let reason = trouble.text().to_owned();
-                        let error = StoreError::Unreadable { path, reason };
-                        Box::new(move |_| answer(reply, Err(error)))
-                    }
-                }
+                let count = self.letters(&name, positions, again);
+                Box::new(move |end| answer(reply, end.and(count)))
+            }
+            What::Forget { reply } => {
+                let count = self.forget(&name);
+                Box::new(move |end| answer(reply, end.and(count)))
             }
         }
+    }
+
+    /// Forgets dead letters, or puts them back; no positions are all of them. Returns how many.
+    fn letters(
+        &mut self,
+        sink: &Arc<str>,
+        positions: Vec<u64>,
+        again: bool,
+    ) -> Result<u64, StoreError> {
+        let state = self.state.sinks.entry(sink.clone()).or_default();
+        let positions = match self.book.letters.get(sink) {
+            Some(letters) if positions.is_empty() => letters.keys().copied().collect(),
+            _ => positions,
+        };
+        if !again {
+            return Ok(letters::forget(self.book, sink, state, &positions));
+        }
+        let records = self.book.files.records();
+        let found =
+            records.and_then(|records| letters::read(&records, self.book, sink, &positions));
+        match found {
+            Ok(found) => Ok(letters::redrive(self.book, sink, state, found)),
+            Err(trouble) => {
+                let path = self.book.files.disk.path(TREE);
+                Err(StoreError::Unreadable { path, reason: trouble.text().to_owned() })
+            }
+        }
+    }
+
+    /// Drops what is kept for the sink and the table of this name, unless the layout names them; returns
+    /// how many rows, records and dead letters that were. Counters and positions stay, so that nothing
+    /// begins again under numbers that were used.
+    fn forget(&mut self, name: &Arc<str>) -> Result<u64, StoreError> {
+        let sinks = self.layout.sinks.iter().map(|sink| &sink.name);
+        let tables = self.layout.tables.iter().map(|table| &table.name);
+        let sink_claimed = sinks.into_iter().any(|sink| sink == name);
+        let table_claimed = tables.into_iter().any(|table| table == name);
+        let mut count = None;
+        if let Some(state) = self.state.sinks.get_mut(name).filter(|_| !sink_claimed) {
+            let positions: Vec<u64> =
+                self.book.letters.get(name).into_iter().flat_map(|l| l.keys().copied()).collect();
+            let letters = letters::forget(self.book, name, state, &positions);
+            count = Some(letters + outbox::forget(self.book, name, state));
+        }
+        if let Some(state) = self.state.tables.get_mut(name).filter(|_| !table_claimed) {
+            let rows = state.end - state.start;
+            state.dropped += rows;
+            let end = state.end;
+            log::trim(self.book, name, state, end);
+            count = Some(count.unwrap_or(0) + rows);
+        }
+        count.ok_or_else(|| {
+            if sink_claimed || table_claimed {
+                return StoreError::Claimed(name.clone());
+            }
+            StoreError::Unknown(format!("sink or table {name}"))
+        })
     }
 
     /// Lets the cursors pass what was delivered, refused or has become too old.

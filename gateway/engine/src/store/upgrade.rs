@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use super::book::{Book, Side};
-use super::checkpoint::fold;
 use super::damage::Trouble;
+use super::fold::fold;
 use super::format::{FORMAT, Kind, decode_outbox, encode_outbox, key, split_key, unseal};
 use super::rows::row_count;
 use super::state::State;

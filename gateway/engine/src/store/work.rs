@@ -88,9 +88,9 @@ pub(super) struct Pending {
     pub(super) _slot: OwnedSemaphorePermit,
 }
 
-/// What somebody wants done to a sink.
+/// What somebody wants done to a sink, or to whatever has the name.
 pub(super) struct Order {
-    pub(super) sink: Arc<str>,
+    pub(super) name: Arc<str>,
     pub(super) what: What,
 }
 
@@ -109,6 +109,10 @@ pub(super) enum What {
         again: bool,
         reply: Reply<u64>,
     },
+    /// What is kept for a sink or table that the layout does not name goes.
+    Forget {
+        reply: Reply<u64>,
+    },
 }
 
 impl What {
@@ -117,7 +121,9 @@ impl What {
         match self {
             What::Pause { reply, .. } => answer(reply, Err(reason.clone())),
             What::Split { reply } => answer(reply, Err(reason.clone())),
-            What::Letters { reply, .. } => answer(reply, Err(reason.clone())),
+            What::Letters { reply, .. } | What::Forget { reply } => {
+                answer(reply, Err(reason.clone()));
+            }
         }
     }
 }

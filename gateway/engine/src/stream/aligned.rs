@@ -26,7 +26,7 @@ use super::snapshot::Snapshots;
 use crate::sql::{Query, SqlError};
 use crate::store::StateChange;
 use crate::watermark::Watermark;
-use crate::window::{Bounds, PANES_MAX, Window};
+use crate::window::{Bounds, Window};
 
 /// Start of a pane, and the end of the first window that its rows belong to. Rows that came later
 /// have a later end, so that panes in order hold rows of equal time in arrival order.
@@ -60,10 +60,15 @@ struct Folding {
 }
 
 impl Aligned {
-    /// `memory_max` is how many bytes the stream may hold.
-    pub(super) fn new(window: Window, tables: usize, query: &Query, memory_max: usize) -> Self {
-        let schema = query.state_schema().filter(|_| window.panes() <= PANES_MAX);
-        let folding = schema.map(|schema| Folding {
+    /// `states` are the columns of what rows are folded into, where they are; `memory_max` is how many
+    /// bytes the stream may hold.
+    pub(super) fn new(
+        window: Window,
+        tables: usize,
+        states: Option<SchemaRef>,
+        memory_max: usize,
+    ) -> Self {
+        let folding = states.map(|schema| Folding {
             schema,
             blocks: Blocks::default(),
             snapshots: Snapshots::default(),

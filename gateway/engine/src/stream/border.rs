@@ -6,6 +6,8 @@ use crate::sql::{Query, Sql, SqlError, TableSchema};
 use crate::store::StateChange;
 use crate::window::{Bounds, Window};
 
+pub use super::judge::FutureRule;
+
 /// What a stream is, apart from its SQL. All spans in microseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamSpec {
@@ -22,6 +24,12 @@ pub struct StreamSpec {
     pub allowed_lateness: i64,
     /// After how long without a row a source no longer holds the watermark.
     pub idle_after: i64,
+    /// What becomes of rows from the future; `None` where no row is judged. Its `max`, but an hour at
+    /// least, is as well how far a source may be behind the others without catching up, and still
+    /// hold the watermark; and from which step back on a clock is taken for one that was wrong.
+    pub future: Option<FutureRule>,
+    /// Whether rows that the SQL failed on are given out.
+    pub keep_failed: bool,
     /// How many bytes of rows open windows may hold.
     pub memory_max: usize,
 }
@@ -40,7 +48,7 @@ impl StreamSpec {
         };
         let mut query = query.with_conditions(conditions);
         if let Some(window) = &self.window {
-            query = query.folding_over(window);
+            query = query.folding_over(window, self.keep_failed);
         }
         let alone = self.window.as_ref().is_none_or(Window::is_aligned);
         if alone { Ok(query) } else { query.with_twin(sql) }
@@ -85,8 +93,10 @@ pub struct Effects {
     pub results: Vec<Output>,
     /// Rows whose windows were all closed when they came, as they came.
     pub late: Vec<LateRows>,
-    /// Windows or batches whose SQL failed. They are dropped and counted; the stream goes on.
+    /// Windows or batches whose SQL failed. They are counted; the stream goes on.
     pub failures: Vec<StreamError>,
+    /// The rows of these, where [`StreamSpec::keep_failed`] asks for them and they are still held.
+    pub failed: Vec<FailedRows>,
 }
 
 /// Rows of one result.
@@ -107,7 +117,39 @@ pub struct Output {
 pub struct LateRows {
     /// Index of the table.
     pub table: usize,
+    /// Why they are in no window.
+    pub reason: LateReason,
     /// The rows, in arrival order.
+    pub batch: RecordBatch,
+}
+
+/// Why a row is in no window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LateReason {
+    /// Its windows were closed when it came.
+    Late,
+    /// Its time is too far ahead of its arrival.
+    Future,
+}
+
+impl LateReason {
+    /// The word in the column that says why a row is here.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Late => "late",
+            Self::Future => "future",
+        }
+    }
+}
+
+/// Rows that the SQL failed on.
+#[derive(Debug, Clone)]
+pub struct FailedRows {
+    /// Index of the table.
+    pub table: usize,
+    /// What failed, in words.
+    pub error: String,
+    /// The rows: of a window in order of time, of a batch as they came.
     pub batch: RecordBatch,
 }
 
@@ -126,7 +168,8 @@ pub struct Progress {
     pub states: Vec<StateChange>,
 }
 
-/// The stream's ledger: `accepted = windowed + late + filtered + failed + dropped + open_rows`.
+/// The stream's ledger:
+/// `accepted = windowed + late + future + filtered + failed + dropped + open_rows`.
 /// Kept across restarts, apart from `plans`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
@@ -137,6 +180,12 @@ pub struct Counts {
     pub windowed: u64,
     /// Rows whose windows were all closed when they came.
     pub late: u64,
+    /// Rows whose time was too far ahead of their arrival.
+    pub future: u64,
+    /// Rows that were given the time of their arrival for that reason; they are counted elsewhere.
+    pub restamped: u64,
+    /// Rows given out as [`Effects::failed`]; where windows overlap, once with each.
+    pub failed_out: u64,
     /// Rows that are in no window between two conditions; without a window, rows that the SQL left
     /// out.
     pub filtered: u64,

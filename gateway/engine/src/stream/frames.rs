@@ -20,7 +20,7 @@ use super::{StreamError, StreamSpec};
 use crate::sql::{Query, SqlError};
 use crate::store::StateChange;
 use crate::watermark::Watermark;
-use crate::window::{Bounds, Window};
+use crate::window::{Bounds, PANES_MAX, Window};
 
 /// The open windows of a stream.
 #[derive(Debug)]
@@ -157,7 +157,11 @@ impl Frames {
             }
             Window::Sliding { size, delay } => Self::Sliding(Sliding::new(size, delay, tables)),
             Window::Count { rows, step } => Self::Counted(Counted::new(rows, step)),
-            window => Self::Aligned(Aligned::new(window, tables, query, spec.memory_max)),
+            window => {
+                let folds = !spec.keep_failed && window.panes() <= PANES_MAX;
+                let states = query.state_schema().filter(|_| folds);
+                Self::Aligned(Aligned::new(window, tables, states, spec.memory_max))
+            }
         }))
     }
 

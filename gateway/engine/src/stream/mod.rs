@@ -10,6 +10,7 @@ mod blocks;
 mod border;
 mod counted;
 mod frames;
+mod judge;
 mod kept;
 mod keyed;
 mod keys;
@@ -29,7 +30,10 @@ use std::collections::BTreeSet;
 use arrow::record_batch::RecordBatch;
 use bytes::Bytes;
 
-pub use border::{Counts, Effects, Event, LateRows, Output, Progress, StreamError, StreamSpec};
+pub use border::{
+    Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Output, Progress,
+    StreamError, StreamSpec,
+};
 
 use crate::functions;
 use crate::sql::{Query, SqlError, TableSchema};
@@ -40,6 +44,10 @@ use frames::{Closed, Frames, Input};
 use progress::{Plan, Saved};
 use refill::{Arrival, Refill};
 use rows::{Columns, quality_runs};
+
+/// So far behind the others, in microseconds, a source may be for good, however little rows may be
+/// ahead: an hour, for what a link held back.
+const BEHIND_MIN: i64 = 3_600_000_000;
 
 /// The state of one stream.
 #[derive(Debug)]
@@ -55,6 +63,8 @@ pub struct Stream {
     processed: Vec<u64>,
     next_seq: u64,
     counts: Counts,
+    /// The latest that the clock has ever said.
+    clock_high: i64,
 }
 
 impl Stream {
@@ -63,7 +73,8 @@ impl Stream {
     pub fn new(spec: StreamSpec, query: Query, now: i64) -> Result<Self, StreamError> {
         let input =
             |what: String| Err(StreamError::Input(format!("stream `{}`: {what}", spec.name)));
-        if spec.allowed_lateness < 0 || spec.idle_after < 0 {
+        let future = spec.future.map_or(0, |rule| rule.max);
+        if spec.allowed_lateness < 0 || spec.idle_after < 0 || future < 0 {
             return input("a negative span".into());
         }
         if query.windowed() != spec.window.is_some() {
@@ -76,7 +87,9 @@ impl Stream {
             query.over(window);
         }
         let tables = spec.tables.len();
-        let mut watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
+        let watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
+        let behind_max = spec.future.map(|rule| rule.max.max(BEHIND_MIN));
+        let mut watermark = watermark.with_behind_max(behind_max);
         for (table, device) in &spec.sources {
             if *table >= tables {
                 return input(format!("source `{device}` belongs to no table"));
@@ -91,6 +104,7 @@ impl Stream {
             processed: vec![0; tables],
             next_seq: 1,
             counts: Counts::default(),
+            clock_high: now,
             spec,
             query,
         })
@@ -148,6 +162,7 @@ impl Stream {
         stream.watermark.resume(saved.watermark);
         stream.next_seq = saved.next_seq;
         stream.counts = saved.counts();
+        stream.clock_high = saved.clock_high;
         let changed = saved.fingerprint != fingerprint(&stream.spec);
         if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
             frames.load(&saved.frames)?;
@@ -208,10 +223,16 @@ impl Stream {
     pub async fn apply(&mut self, event: Event, now: i64) -> Result<Effects, StreamError> {
         let mut effects = Effects::default();
         self.watermark.advance(now);
+        if self.refill.is_none() {
+            self.clock_high = self.clock_high.max(now);
+        }
         let waiting = match event {
             Event::Rows { table, position, batch } | Event::Replay { table, position, batch } => {
-                let arrival = Arrival { table, position, columns: self.admit(table, &batch)? };
-                self.refill(arrival)?
+                let mut waiting = Vec::new();
+                for arrival in self.arrivals(table, position, &batch)? {
+                    waiting.extend(self.refill(arrival)?);
+                }
+                waiting
             }
             Event::Replayed => self.end_refill(true),
             Event::Tick => {
@@ -220,8 +241,11 @@ impl Stream {
             }
         };
         self.fold().await;
+        self.rebase(now, &mut effects).await;
         for arrival in waiting {
-            if self.frames.is_some() {
+            if arrival.future {
+                self.set_aside(&arrival, &mut effects);
+            } else if self.frames.is_some() {
                 self.assign(&arrival, &mut effects)?;
                 self.fold().await;
             } else {
@@ -265,6 +289,10 @@ impl Stream {
             tables: tables.collect(),
             sources: self.watermark.sources().iter().map(source).collect(),
             frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
+            clock_high: self.clock_high,
+            future: counts.future,
+            restamped: counts.restamped,
+            failed_out: counts.failed_out,
             panes: stores.then(|| Plan::of(&self.query)),
         };
         let gone = |key: &u64| StateChange { key: *key, bytes: None };
@@ -361,13 +389,15 @@ impl Stream {
         };
         let table = arrival.table;
         let new = arrival.row_at(self.processed[table]);
+        self.counts.restamped += arrival.restamped_from(new);
         let late = frames.assign(arrival, new, &mut self.watermark)?;
         self.watermark.catch_up();
         self.counts.accepted += (arrival.columns.len() - new) as u64;
         self.counts.late += late.len() as u64;
         self.processed[table] = self.processed[table].max(arrival.end());
         if !late.is_empty() {
-            effects.late.push(LateRows { table, batch: arrival.columns.take(late)? });
+            let batch = arrival.columns.take(late)?;
+            effects.late.push(LateRows { table, reason: LateReason::Late, batch });
         }
         Ok(())
     }
@@ -396,7 +426,7 @@ impl Stream {
             self.counts.windowed += settled.windowed;
             self.counts.filtered += settled.filtered;
             for (rows, error) in settled.failed {
-                self.fail(None, rows, error, effects);
+                self.fail(None, rows, error, Vec::new(), effects);
             }
         }
     }
@@ -409,17 +439,24 @@ impl Stream {
 
     async fn compute(&mut self, closed: Closed, effects: &mut Effects) {
         let Closed { bounds, input, settled, quality } = closed;
+        let mut kept = Vec::new();
         let result = match input {
             Input::Rows(batches) => {
                 let parts = batches.into_iter().zip(&self.spec.tables);
                 let inputs: Result<Vec<_>, _> =
                     parts.map(|(part, table)| rows::in_time_order(part, table)).collect();
                 match inputs {
-                    Ok(inputs) => self.query.execute(inputs, Some(bounds)).await,
+                    Ok(inputs) => {
+                        kept = self.kept(&inputs);
+                        self.query.execute(inputs, Some(bounds)).await
+                    }
                     Err(error) => Err(error.into()),
                 }
             }
-            Input::Unordered(inputs) => self.query.execute(inputs, Some(bounds)).await,
+            Input::Unordered(inputs) => {
+                kept = self.kept(&inputs);
+                self.query.execute(inputs, Some(bounds)).await
+            }
             Input::States(states) => self.query.finish(states, bounds).await,
             Input::Failed(error) => Err(error),
         };
@@ -428,7 +465,7 @@ impl Stream {
                 self.counts.windowed += settled;
                 self.number(batches, Some(bounds), quality, effects);
             }
-            Err(error) => self.fail(Some(bounds), settled, error, effects),
+            Err(error) => self.fail(Some(bounds), settled, error, kept, effects),
         }
     }
 
@@ -437,11 +474,12 @@ impl Stream {
         let Arrival { table, columns, .. } = arrival;
         let new = arrival.row_at(self.processed[*table]);
         self.counts.accepted += (columns.len() - new) as u64;
+        self.counts.restamped += arrival.restamped_from(new);
         self.processed[*table] = self.processed[*table].max(arrival.end());
         for (start, end, quality) in quality_runs(columns, new) {
             let mut inputs = vec![Vec::new(); self.spec.tables.len()];
             inputs[*table].push(columns.batch().slice(start, end - start));
-            let rows = (end - start) as u64;
+            let (rows, kept) = ((end - start) as u64, self.kept(&inputs));
             match self.query.execute(inputs, None).await {
                 Ok(batches) => {
                     let out: usize = batches.iter().map(RecordBatch::num_rows).sum();
@@ -450,7 +488,7 @@ impl Stream {
                     self.counts.filtered += rows - passed;
                     self.number(batches, None, quality, effects);
                 }
-                Err(error) => self.fail(None, rows, error, effects),
+                Err(error) => self.fail(None, rows, error, kept, effects),
             }
         }
         Ok(())
@@ -472,9 +510,29 @@ impl Stream {
         }
     }
 
-    fn fail(&mut self, window: Option<Bounds>, rows: u64, error: SqlError, effects: &mut Effects) {
+    /// The rows that would be given out if the SQL failed on them.
+    fn kept(&self, inputs: &[Vec<RecordBatch>]) -> Vec<Vec<RecordBatch>> {
+        if self.spec.keep_failed { inputs.to_vec() } else { Vec::new() }
+    }
+
+    fn fail(
+        &mut self,
+        window: Option<Bounds>,
+        rows: u64,
+        error: SqlError,
+        kept: Vec<Vec<RecordBatch>>,
+        effects: &mut Effects,
+    ) {
         self.counts.failed += rows;
-        effects.failures.push(StreamError::Query { window, rows, error });
+        let failure = StreamError::Query { window, rows, error };
+        let error = failure.to_string();
+        for (table, batches) in kept.into_iter().enumerate() {
+            for batch in batches {
+                self.counts.failed_out += batch.num_rows() as u64;
+                effects.failed.push(FailedRows { table, error: error.clone(), batch });
+            }
+        }
+        effects.failures.push(failure);
     }
 }
 

@@ -18,7 +18,9 @@ const BASE: u8 = 1;
 const FRAMES: u8 = 2;
 /// By which plan the states beside the progress were made; only where there are some.
 const PANES: u8 = 3;
-const SECTIONS: [u8; 3] = [BASE, FRAMES, PANES];
+/// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
+const TIME: u8 = 6;
+const SECTIONS: [u8; 4] = [BASE, FRAMES, PANES, TIME];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -43,6 +45,11 @@ pub(super) struct Saved {
     pub(super) frames: Vec<u8>,
     /// By which plan stored states were made, where there are some.
     pub(super) panes: Option<Plan>,
+    /// The latest that the clock has ever said.
+    pub(super) clock_high: i64,
+    pub(super) future: u64,
+    pub(super) restamped: u64,
+    pub(super) failed_out: u64,
 }
 
 /// A plan that made states.
@@ -74,6 +81,9 @@ impl Saved {
             failed: self.failed,
             dropped: self.dropped,
             results: self.results,
+            future: self.future,
+            restamped: self.restamped,
+            failed_out: self.failed_out,
             ..Counts::default()
         }
     }
@@ -85,7 +95,7 @@ impl Saved {
             put_text(&mut out, &plan.sql);
             out
         });
-        let sections = [&self.base(), &self.frames, &panes];
+        let sections = [&self.base(), &self.frames, &panes, &self.time()];
         for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
             if !bytes.is_empty() {
                 out.push(tag);
@@ -93,6 +103,16 @@ impl Saved {
                 out.extend(bytes);
             }
         }
+        out
+    }
+
+    fn time(&self) -> Vec<u8> {
+        let counts = [self.future, self.restamped, self.failed_out];
+        if self.clock_high == 0 && counts == [0; 3] {
+            return Vec::new();
+        }
+        let mut out = self.clock_high.to_le_bytes().to_vec();
+        out.extend(counts.iter().flat_map(|count| count.to_le_bytes()));
         out
     }
 
@@ -148,14 +168,26 @@ impl Saved {
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let [base, frames, panes] = sections.map(Option::unwrap_or_default);
+        let [base, frames, panes, time] = sections.map(Option::unwrap_or_default);
         let mut saved = Self::read_base(Reader(base))?;
         saved.frames = frames.to_vec();
+        saved.read_time(time)?;
         let mut panes = Reader(panes);
         if !panes.0.is_empty() {
             saved.panes = Some(Plan { fingerprint: panes.u32()?, sql: panes.text()? });
         }
         Ok(saved)
+    }
+
+    fn read_time(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+        let mut rest = Reader(bytes);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.clock_high = i64::from_le_bytes(rest.take()?);
+        (self.future, self.restamped) = (rest.u64()?, rest.u64()?);
+        self.failed_out = rest.u64()?;
+        if rest.0.is_empty() { Ok(()) } else { Err(StreamError::Progress("too long".into())) }
     }
 
     fn read_base(mut rest: Reader) -> Result<Self, StreamError> {
@@ -272,12 +304,17 @@ mod tests {
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
             panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
+            clock_high: 11,
+            future: 12,
+            restamped: 13,
+            failed_out: 14,
         };
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let panes = bytes.len() - (1 + 4 + 4 + 4 + 8);
-        let whole = [panes - (1 + 4 + 3), panes];
+        let (frames, panes) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8);
+        let after = bytes.len() - (1 + 4 + 4 * 8);
+        let whole = [after, after - panes, after - panes - frames];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }

@@ -13,12 +13,21 @@ pub(super) struct Arrival {
     pub(super) table: usize,
     pub(super) position: u64,
     pub(super) columns: Columns,
+    /// All of them are from the future, and none belongs into a window.
+    pub(super) future: bool,
+    /// Rows that were given the time of their arrival.
+    pub(super) restamped: Vec<u32>,
 }
 
 impl Arrival {
     /// Log position after the last row.
     pub(super) fn end(&self) -> u64 {
         self.position.saturating_add(self.columns.len() as u64)
+    }
+
+    /// How many rows from index `new` on were given the time of their arrival.
+    pub(super) fn restamped_from(&self, new: usize) -> u64 {
+        self.restamped.iter().filter(|row| **row as usize >= new).count() as u64
     }
 
     /// Index of the row with log position `position`, at most the number of rows.
@@ -54,7 +63,9 @@ impl Stream {
         };
         let table = arrival.table;
         let known = arrival.row_at(refill.until[table]);
-        refill.refilled += frames.refill(&arrival, known, refill.closed)?;
+        if !arrival.future {
+            refill.refilled += frames.refill(&arrival, known, refill.closed)?;
+        }
         if arrival.end() >= refill.until[table] {
             refill.done[table] = true;
         }

@@ -19,7 +19,8 @@ impl Stream {
         if let Some(error) = error {
             let error = SqlError::from(DataFusionError::from(error));
             for window in windows {
-                self.fail(Some(window.bounds), window.settled, error.clone(), effects);
+                let bounds = Some(window.bounds);
+                self.fail(bounds, window.settled, error.clone(), Vec::new(), effects);
             }
             return;
         }
@@ -35,14 +36,15 @@ impl Stream {
                 .map(|(batches, first)| cut(batches, first[range.start]..first[range.end]))
                 .collect();
             if let [window] = &windows[range.clone()] {
+                let kept = self.kept(&rows);
                 let result = self.query.execute(rows, Some(window.bounds)).await;
-                self.result_of(window, result, effects);
+                self.result_of(window, result, kept, effects);
                 continue;
             }
             let shapes = windows[range.clone()].iter().map(|w| (w.bounds, w.rows[0])).collect();
             if let Ok(results) = self.query.execute_together(rows, shapes).await {
                 for (window, result) in windows[range].iter().zip(results) {
-                    self.result_of(window, Ok(result), effects);
+                    self.result_of(window, Ok(result), Vec::new(), effects);
                 }
             } else {
                 let middle = range.start + range.len() / 2;
@@ -55,6 +57,7 @@ impl Stream {
         &mut self,
         window: &Ended,
         result: Result<Vec<RecordBatch>, SqlError>,
+        kept: Vec<Vec<RecordBatch>>,
         effects: &mut Effects,
     ) {
         match result {
@@ -62,7 +65,7 @@ impl Stream {
                 self.counts.windowed += window.settled;
                 self.number(batches, Some(window.bounds), window.quality, effects);
             }
-            Err(error) => self.fail(Some(window.bounds), window.settled, error, effects),
+            Err(error) => self.fail(Some(window.bounds), window.settled, error, kept, effects),
         }
     }
 }

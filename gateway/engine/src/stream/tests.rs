@@ -7,6 +7,7 @@ mod overlap;
 mod panes;
 mod properties;
 mod restart;
+mod time;
 mod windows;
 
 use std::sync::Arc;
@@ -69,6 +70,8 @@ fn spec(size: i64, lateness: i64) -> StreamSpec {
         window: Some(Window::Tumbling { size: size * SECOND, offset: 0 }),
         allowed_lateness: lateness * SECOND,
         idle_after: 30 * SECOND,
+        future: None,
+        keep_failed: false,
         memory_max: 1 << 30,
     }
 }
@@ -119,7 +122,8 @@ async fn feed(stream: &mut Stream, table: usize, batch: RecordBatch, now: i64) -
 }
 
 fn ledger_holds(counts: &Counts) {
-    let out = counts.windowed + counts.late + counts.filtered + counts.failed + counts.dropped;
+    let out = counts.windowed + counts.late + counts.future + counts.filtered + counts.failed;
+    let out = out + counts.dropped;
     assert_eq!(counts.accepted, out + counts.open_rows, "{counts:?}");
 }
 

@@ -56,7 +56,8 @@ pub(super) fn listed(contents: &StoreContents) {
         || contents.sinks.iter().any(|sink| sink.claimed == Some(false));
     if unclaimed {
         say!("\nunclaimed: the running configuration has no such table or sink. What is kept");
-        say!("comes back with the name; it gives way first where the store is full.");
+        say!("comes back with the name; it gives way first where the store is full. To drop it:");
+        say!("tidegate store forget NAME");
     }
 }
 
@@ -136,6 +137,7 @@ fn figures(contents: &StoreContents) {
         ["epoch".to_owned(), contents.epoch.to_string()],
         ["bytes of files".to_owned(), status.file_bytes.to_string()],
         ["bytes held".to_owned(), status.held_bytes.to_string()],
+        ["bytes of streams' states".to_owned(), status.state_bytes.to_string()],
         ["bytes written today (UTC)".to_owned(), status.written_today.to_string()],
     ];
     let mut tell = |what: &str, told: String| rows.push([what.to_owned(), told]);

@@ -211,3 +211,179 @@ async fn a_table_with_a_history_keeps_no_other_tables_rows_on_disk() {
     assert!(largest < 5 << 20, "{largest}");
     assert_eq!(logged(&store, 0).await.first(), Some(&(500 * step - kept)));
 }
+
+/// Frames that were held while the device took no writes are written together and synced once. A power
+/// cut then left some of them whole and others torn, none of them acknowledged: it was taken for damage,
+/// and gave the store a new epoch.
+#[tokio::test]
+async fn frames_that_are_torn_together_are_no_damage() {
+    let stalled = async || {
+        let disk = FakeDisk::default();
+        let (store, _) = open(&disk).unwrap();
+        put(&store, "a", 0..2).await;
+        disk.set_broken(&["store.ring"]);
+        for number in 2..8 {
+            let outbox = vec![results("a", number..number + 1, 1)];
+            let states = changes(&[(1, &number.to_string())], &[]);
+            let progress = StreamProgress { states, ..progress(&[7], 0, 0) };
+            let one = Commit { wait: true, outbox, progress: Some(progress), ..Commit::default() };
+            drop(store.submit(one).await.unwrap());
+            store.flush();
+            answered(&store).await;
+        }
+        assert!(store.stats().stalled.is_some());
+        disk.set_broken(&[]);
+        (disk, store)
+    };
+    let (mut whole, mut part, mut none) = (0, 0, 0);
+    for seed in 1..60 {
+        let (disk, store) = stalled().await;
+        // Six writes, and the sync that is for all of them. The ring is opened again before.
+        disk.crash_at(disk.operations() + 7);
+        store.flush();
+        disk.death().await;
+        let cut = disk.power_cut(Some(seed * 7_919));
+        for run in ["at once", "again"] {
+            let run = format!("seed {seed}, {run}");
+            let (store, recovery) = open(&cut).unwrap();
+            assert_eq!(recovery.corrupt_records, 0, "{run}");
+            assert_eq!((recovery.progress_lost, store.epoch()), (vec![], 7), "{run}");
+            let found = bodies(&waiting(&store, "a").await);
+            let count = found.len() as u64;
+            assert_eq!(found, (0..count).collect::<Vec<_>>(), "{run}: a prefix");
+            let newest = (count > 2).then(|| (1, (count - 1).to_string()));
+            assert_eq!(states(&store).await, newest.into_iter().collect::<Vec<_>>(), "{run}");
+            match count {
+                8 => whole += 1,
+                2 => none += 1,
+                _ => part += 1,
+            }
+            store.close().await.unwrap();
+        }
+        // What goes on from there is not mixed with what was given up.
+        let (store, _) = open(&cut).unwrap();
+        let before = store.backlog("a").records;
+        put(&store, "a", before..before + 1).await;
+        let (store, recovery) = open(&cut.power_cut(None)).unwrap();
+        assert_eq!((recovery.corrupt_records, store.epoch()), (0, 7), "seed {seed}");
+        let found = bodies(&waiting(&store, "a").await);
+        assert_eq!(found, (0..=before).collect::<Vec<_>>(), "seed {seed}: goes on");
+    }
+    assert!(part > 20 && none > 0, "{whole} whole, {part} in part, {none} not at all");
+}
+
+/// A backlog of many queues that went to shelves took a sync for each MiB and each queue.
+#[tokio::test]
+async fn folding_syncs_each_shelf_once() {
+    let disk = FakeDisk::default();
+    let wide = StoreOptions { ring_bytes: 16 << 20, ..options() };
+    let (store, _) = open_with(&disk, &wide, layout()).unwrap();
+    // 7.5 MiB for one sink and the first record of another: then half of the ring is taken.
+    put(&store, "b", 0..1).await;
+    for number in 0..15 {
+        let bodies = vec![Bytes::from(vec![7; 512 << 10])];
+        let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1) }];
+        commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    }
+    answered(&store).await;
+    assert_eq!(disk.syncs("store.shelf-"), 0);
+    let bodies = vec![Bytes::from(vec![7; 512 << 10])];
+    let outbox = vec![OutboxRows { bodies, ..results("a", 15..15, 1) }];
+    commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    answered(&store).await;
+    let shelves = disk.names().iter().filter(|name| name.starts_with("store.shelf-")).count();
+    assert_eq!(
+        (shelves, disk.syncs("store.shelf-")),
+        (3, 3),
+        "two of `a`, of 4 MiB, and one of `b`"
+    );
+}
+
+/// What gave way on a full disk left its shelf before that was durable: after a crash in between the
+/// checkpoint named a shelf that was gone, and counted as damage what a policy had dropped.
+#[tokio::test]
+async fn f06_a_crash_while_things_give_way_is_no_damage() {
+    let run = async |crash_at: Option<u64>| {
+        let disk = FakeDisk::default();
+        let (store, _) = open(&disk).unwrap();
+        let four = |number: u64| {
+            let bodies = vec![Bytes::from(vec![b'x'; 3_000]); 4];
+            let outbox = vec![OutboxRows { bodies, ..results("a", number * 4..number * 4, 1) }];
+            Commit { wait: true, outbox, ..Commit::default() }
+        };
+        for number in 0..20 {
+            commit(&store, four(number)).await.unwrap();
+        }
+        answered(&store).await;
+        disk.set_full(true);
+        let before = disk.operations();
+        if let Some(at) = crash_at {
+            disk.crash_at(before + at);
+        }
+        for number in 20..40 {
+            drop(store.submit(four(number)).await.unwrap());
+            store.flush();
+            answered(&store).await;
+        }
+        (disk.operations() - before, disk, store.backlog("a").dropped)
+    };
+    let (operations, disk, dropped) = run(None).await;
+    assert!(dropped > 0 && operations > 40, "{dropped} dropped, {operations} operations");
+    drop(disk);
+    for at in (1..operations).step_by(3) {
+        let (_, disk, _) = run(Some(at)).await;
+        let (store, recovery) = open(&disk.power_cut(None)).unwrap();
+        let rows = waiting(&store, "a").await.len() as u64;
+        let (stats, backlog) = (store.stats(), store.backlog("a"));
+        assert_eq!((recovery.corrupt_records, stats.corrupt_rows, backlog.lost), (0, 0, 0), "{at}");
+        assert_eq!(rows, backlog.records, "operation {at}");
+    }
+}
+
+/// A disk that the store itself has filled, for a sink that keeps everything: the ring filled up with
+/// rows, and then no delivery could be noted that would have freed room. Only more disk helped.
+#[tokio::test]
+async fn f06_deliveries_free_a_disk_that_waiting_records_have_filled() {
+    let disk = FakeDisk::default();
+    let keeper = SinkLayout { when_full: WhenFull::Block, ..sink("a") };
+    let keeps = Layout { tables: vec![], sinks: vec![keeper] };
+    let (store, _) = open_with(&disk, &options(), keeps.clone()).unwrap();
+    let one = |number: u64| {
+        let bodies = vec![Bytes::from(vec![b'x'; 3_000])];
+        let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1) }];
+        Commit { wait: true, outbox, ..Commit::default() }
+    };
+    for number in 0..20 {
+        commit(&store, one(number)).await.unwrap();
+    }
+    answered(&store).await;
+    disk.set_room(20_000);
+    let mut waiting_for = Vec::new();
+    for number in 20..50 {
+        waiting_for.push(store.submit(one(number)).await.unwrap());
+        store.flush();
+        answered(&store).await;
+    }
+    let stats = store.stats();
+    assert!(stats.stalled.is_some() && stats.queue_len > 5, "{stats:?}");
+    let durable = store.outbox_end("a");
+    assert!((20..45).contains(&durable), "{durable}");
+    let (cut, _) = open_with(&disk.power_cut(None), &options(), keeps).unwrap();
+    assert_eq!(cut.outbox_end("a"), durable, "what is shown is durable");
+
+    // The far side takes what it gets, ten at a time, on the same full disk.
+    let mut taken = 0;
+    while taken < 50 {
+        let rows = store.next("a", taken, 10, 1 << 20).await.unwrap();
+        taken = rows.last().unwrap().position;
+        store.delivered("a", taken);
+        store.flush();
+        answered(&store).await;
+    }
+    for ticket in waiting_for {
+        ticket.await.unwrap();
+    }
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.delivered, backlog.lost, backlog.dropped), (50, 0, 0));
+    assert_eq!(store.stats().stalled, None);
+}

@@ -63,9 +63,13 @@ struct Inner {
     crash_at: Option<u64>,
     fail_at: Option<(u64, io::ErrorKind)>,
     full: bool,
+    /// Bytes that all files may have together.
+    capacity: Option<usize>,
     /// Beginnings of the names of files that take no writes.
     broken: Vec<String>,
     crashed: bool,
+    /// Syncs of each file that succeeded.
+    syncs: BTreeMap<String, u64>,
     /// Told when it crashes.
     death: Arc<tokio::sync::Notify>,
 }
@@ -91,6 +95,24 @@ impl FakeDisk {
     /// The file cannot grow until this is taken back.
     pub(super) fn set_full(&self, full: bool) {
         self.inner.lock().unwrap().full = full;
+    }
+
+    /// All files together cannot grow by more than that.
+    pub(super) fn set_room(&self, bytes: usize) {
+        let used = self.used();
+        self.inner.lock().unwrap().capacity = Some(used + bytes);
+    }
+
+    /// Bytes of all files. No file may be held.
+    fn used(&self) -> usize {
+        let files = self.inner.lock().unwrap().files.clone();
+        files.values().map(|file| file.lock().unwrap().cache.len()).sum()
+    }
+
+    /// Bytes that files can still grow by. No file may be held.
+    fn left(&self) -> usize {
+        let capacity = self.inner.lock().unwrap().capacity;
+        capacity.map_or(usize::MAX, |capacity| capacity.saturating_sub(self.used()))
     }
 
     /// Writes to files whose names begin so fail until this is taken back; others work.
@@ -160,6 +182,17 @@ impl FakeDisk {
     /// Removes a file from the device.
     pub(super) fn forget(&self, name: &str) {
         self.inner.lock().unwrap().files.remove(name).unwrap();
+    }
+
+    /// Syncs of files whose names begin so.
+    pub(super) fn syncs(&self, beginning: &str) -> u64 {
+        let inner = self.inner.lock().unwrap();
+        inner.syncs.iter().filter(|(name, _)| name.starts_with(beginning)).map(|(_, n)| n).sum()
+    }
+
+    /// Keeps everybody from the disk until what it returns is dropped.
+    pub(super) fn hold(&self) -> impl Drop {
+        self.inner.lock().unwrap()
     }
 
     fn step(&self, grows: bool) -> io::Result<()> {
@@ -247,7 +280,7 @@ impl Disk for FakeDisk {
     }
 
     fn room(&self) -> io::Result<u64> {
-        Ok(1 << 40)
+        Ok((self.left() as u64).min(1 << 40))
     }
 
     fn sync_names(&self) -> io::Result<()> {
@@ -267,6 +300,9 @@ impl Disk for FakeDisk {
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         self.step(false)?;
+        if bytes.len() > self.left() {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
         let (device, cache) = (bytes.to_vec(), bytes.to_vec());
         self.put(name, FakeFile { device, cache, dirty: Vec::new() });
         Ok(())
@@ -289,9 +325,14 @@ struct FakeBackend {
 
 impl FakeBackend {
     fn change(&self, change: Change) -> io::Result<()> {
+        let left = self.disk.left();
         let mut file = self.file.lock().unwrap();
         let grows = matches!(change, Change::Length(length) if length > file.cache.len());
         self.disk.step(grows)?;
+        if matches!(change, Change::Length(length) if length > file.cache.len().saturating_add(left))
+        {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
         let broken = self.disk.inner.lock().unwrap().broken.clone();
         if broken.iter().any(|broken| self.name.starts_with(broken)) {
             return Err(io::Error::other("a broken file"));
@@ -323,8 +364,12 @@ impl StorageBackend for FakeBackend {
     fn sync_data(&self) -> io::Result<()> {
         let outcome = self.disk.step(false);
         let mut file = self.file.lock().unwrap();
-        if self.disk.inner.lock().unwrap().crashed {
-            return outcome;
+        {
+            let mut inner = self.disk.inner.lock().unwrap();
+            if inner.crashed {
+                return outcome;
+            }
+            *inner.syncs.entry(self.name.clone()).or_default() += 1;
         }
         // A failed sync leaves the pages clean and the device without them: the next one succeeds.
         let dirty = std::mem::take(&mut file.dirty);

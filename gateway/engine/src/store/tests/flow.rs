@@ -305,3 +305,41 @@ async fn a46_what_the_layout_does_not_name_is_kept() {
     assert_eq!(bodies(&waiting(&store, "a").await), [0, 1, 2]);
     assert_eq!(logged(&store, 0).await, [0, 1]);
 }
+
+/// A check of everything kept every commit and every delivery waiting until it was through.
+#[tokio::test]
+async fn a_check_of_everything_lets_commits_pass() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    for number in 0..10 {
+        let bodies = vec![Bytes::from(vec![7; 300_000])];
+        let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1) }];
+        commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    }
+    let mut verify = std::pin::pin!(store.verify());
+    let held = disk.hold();
+    assert!(futures::poll!(&mut verify).is_pending());
+    // Logs are looked at after outboxes: what is committed after the first MiB of these is seen.
+    let rows = vec![log_rows(0..5)];
+    let commit = store.submit(Commit { wait: true, rows, ..Commit::default() });
+    let ticket = futures::FutureExt::now_or_never(commit).unwrap().unwrap();
+    drop(held);
+    ticket.await.unwrap();
+    let verified = verify.await.unwrap();
+    assert_eq!((verified.rows, verified.corrupt_records), (15, 0));
+}
+
+#[tokio::test]
+async fn a_check_that_nobody_waits_for_ends_and_others_are_answered() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..3).await;
+    {
+        let mut gone = std::pin::pin!(store.verify());
+        let _held = disk.hold();
+        assert!(futures::poll!(&mut gone).is_pending());
+    }
+    let (first, second) = tokio::join!(store.verify(), store.verify());
+    assert_eq!((first.unwrap().rows, second.unwrap().rows), (3, 3));
+    store.close().await.unwrap();
+}

@@ -113,3 +113,45 @@ async fn other_bounds_count_at_once() {
     assert_eq!(bodies(&waiting(&store, "a").await), [8, 9]);
     assert_eq!(store.backlog("a").dropped, 8);
 }
+
+/// What no configuration names came back with the name for ever, and took room until the store was full.
+#[tokio::test]
+async fn what_no_layout_names_can_be_forgotten_for_good() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    // More than the ring holds, so that some of it is on shelves, one dead letter, and a pause.
+    for number in 0..40 {
+        let rows = vec![log_rows(number * 5..number * 5 + 5)];
+        let outbox = vec![results("a", number..number + 1, 1), results("b", number..number + 1, 1)];
+        commit(&store, Commit { rows, outbox, ..Commit::default() }).await.unwrap();
+    }
+    store.reject("a", 1, "no");
+    store.pause("a", true).await.unwrap();
+    let refused = store.forget("a").await;
+    assert!(matches!(refused, Err(StoreError::Claimed(_))), "{refused:?}");
+    let refused = store.forget("t").await;
+    assert!(matches!(refused, Err(StoreError::Claimed(_))), "{refused:?}");
+    let refused = store.forget("nobody").await;
+    assert!(matches!(refused, Err(StoreError::Unknown(_))), "{refused:?}");
+
+    store.relayout(only("b"), NO_BOUND).await.unwrap();
+    assert_eq!(store.forget("a").await.unwrap(), 39 + 1, "records, and the dead letter");
+    assert_eq!(store.forget("t").await.unwrap(), 200);
+    assert_eq!(store.forget("t").await.unwrap(), 0);
+    let held = store.stats().held_bytes;
+    assert_eq!(held, 10 * 5 + 30 * 6, "what waits for `b`");
+    let (store, recovery) = open(&disk.power_cut(None)).unwrap();
+    assert_eq!((recovery.corrupt_records, recovery.progress_lost.len()), (0, 0));
+    assert_eq!(open_rows(&store, "a").await, []);
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.dropped, backlog.rejected, backlog.letters), (39, 1, 0));
+    assert!(!backlog.paused && store.rejected("a", 9).await.unwrap().is_empty());
+    assert_eq!((logged(&store, 0).await, store.log_end("t")), (vec![], 200));
+    assert_eq!(store.stats().log_rows_dropped, 200);
+    assert_eq!(bodies(&waiting(&store, "b").await), (0..40).collect::<Vec<_>>());
+    // Positions go on, so that no stream takes new rows for those that it has passed.
+    put(&store, "a", 40..41).await;
+    assert_eq!(waiting(&store, "a").await[0].position, 41);
+    commit(&store, Commit { rows: vec![log_rows(200..202)], ..Commit::default() }).await.unwrap();
+    assert_eq!(logged(&store, 0).await, [200, 201]);
+}

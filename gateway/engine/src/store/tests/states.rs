@@ -78,11 +78,11 @@ async fn a_commit_writes_only_the_states_that_changed() {
     let disk = FakeDisk::default();
     let wide = StoreOptions { ring_bytes: 16 << 20, ..options() };
     let (store, _) = open_with(&disk, &wide, layout()).unwrap();
-    let state = |key| StateChange { key, bytes: Some(Bytes::from(vec![7; 1_024])) };
-    commit(&store, step(0, (0..1_000).map(state).collect())).await.unwrap();
+    let kib = |key| StateChange { key, bytes: Some(Bytes::from(vec![7; 1_024])) };
+    commit(&store, step(0, (0..1_000).map(kib).collect())).await.unwrap();
     let before = store.stats();
     for number in 0..100 {
-        commit(&store, step(number, vec![state(number)])).await.unwrap();
+        commit(&store, step(number, vec![kib(number)])).await.unwrap();
     }
     let stats = store.stats();
     let committed = (stats.bytes_committed - before.bytes_committed) / 100;
@@ -148,7 +148,9 @@ fn flip_behind(disk: &FakeDisk, file: &str, what: &[u8], behind: usize) {
         let places: Vec<usize> =
             (0..bytes.len() - what.len()).filter(|at| bytes[*at..].starts_with(what)).collect();
         assert!(!places.is_empty(), "{what:?} in {file}");
-        places.iter().for_each(|at| bytes[*at + far] ^= 0x10);
+        for at in places {
+            bytes[at + far] ^= 0x10;
+        }
     });
 }
 

@@ -87,3 +87,54 @@ async fn f04_an_upgrade_that_crashes_is_begun_again() {
         check(&store, &run).await;
     }
 }
+
+/// A store of format 2, as a gateway of the version before states left it when it was killed: tree,
+/// ring and two shelves. Its device had counted to 39 four times a second, its stream had given nine
+/// seconds to a sink that was away; `tidegate store export` of that version says what it held.
+const OLD_FILES: [(&str, &[u8]); 4] = [
+    ("store.redb", include_bytes!("format-2/store.redb")),
+    ("store.ring", include_bytes!("format-2/store.ring")),
+    ("store.shelf-00000001", include_bytes!("format-2/store.shelf-00000001")),
+    ("store.shelf-00000004", include_bytes!("format-2/store.shelf-00000004")),
+];
+
+#[tokio::test]
+async fn a_store_of_format_2_opens_with_all_that_it_holds() {
+    let readers = vec!["sums".into()];
+    let table = TableLayout { name: "made".into(), readers, history_us: None };
+    let layout = Layout { tables: vec![table], sinks: vec![sink("away")] };
+    let disk = FakeDisk::default();
+    for (name, bytes) in OLD_FILES {
+        disk.place(name, bytes);
+    }
+    for (run, upgraded) in [("first", Some(2)), ("then", None)] {
+        let (store, recovery) = open_with(&disk, &options(), layout.clone()).unwrap();
+        assert_eq!((recovery.upgraded_from, recovery.corrupt_records), (upgraded, 0), "{run}");
+        assert_eq!((recovery.progress_lost, store.epoch()), (vec![], 1_795_992_632), "{run}");
+        let found = waiting(&store, "away").await;
+        let found: Vec<_> = found.iter().map(|row| (row.seq, row.body.clone())).collect();
+        let expected = (1..=9_u64).map(|seq| {
+            let body = format!(
+                "{{\"_id\":\"gw/1795992632/sums/{seq}\",\"_quality\":\"good\",\
+                 \"time\":\"2026-11-29T22:50:{}.000000Z\",\"c\":4,\"lo\":{},\"hi\":{}}}",
+                seq + 32,
+                seq * 4 - 4,
+                seq * 4 - 1
+            );
+            (seq, Bytes::from(body))
+        });
+        assert_eq!(found, expected.collect::<Vec<_>>(), "{run}");
+        let log = store.read_log("made", 0, 100).await.unwrap();
+        let numbers: Vec<i64> = log
+            .iter()
+            .flat_map(|(_, batch)| {
+                batch["n"].as_primitive::<arrow::datatypes::Int64Type>().values()
+            })
+            .copied()
+            .collect();
+        assert_eq!((numbers, store.log_end("made")), (vec![36, 37, 38, 39], 40), "{run}");
+        assert_eq!(store.count("source/made/accepted"), 40, "{run}");
+        assert_eq!(store.states("sums").await.unwrap(), [], "{run}");
+        store.close().await.unwrap();
+    }
+}

@@ -1,0 +1,95 @@
+//! What pieces and states tell of each other when a store is opened: what is missing is made again, what
+//! is settled goes. Knows no file.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::book::{Book, Side};
+use super::border::Layout;
+use super::format::{Kind, split_key};
+use super::record::{SinkState, TableState};
+use super::state::State;
+use super::{log, outbox};
+
+/// Forgets the pieces of which every row is settled or trimmed.
+pub(super) fn prune(book: &mut Book, state: &State) {
+    for (name, sink) in &state.sinks {
+        let Some(queue) = book.outboxes.get(name) else {
+            continue;
+        };
+        let gone = queue.index_of(sink.cursor + sink.front.len() as u64 + 1);
+        book.take(Side::Outbox, name, 0..gone);
+        if let Some((lanes, queue)) = sink.lanes.zip(book.outboxes.get(name)) {
+            let from = queue.pieces.partition_point(|piece| piece.first <= lanes.split);
+            let to = queue.pieces.partition_point(|piece| piece.end() <= lanes.live + 1);
+            book.take(Side::Outbox, name, from..to.max(from));
+        }
+    }
+    for (name, table) in &state.tables {
+        let gone = book.logs.get(name).map_or(0, |queue| queue.index_of(table.start));
+        book.take(Side::Log, name, 0..gone);
+    }
+}
+
+/// Whether the rows of a broken entry are still needed, as far as its key tells.
+pub(super) fn is_needed(state: &State, key: &[u8]) -> bool {
+    match split_key(key) {
+        Some((Kind::Outbox, name, first)) => state
+            .sinks
+            .get(name)
+            .is_some_and(|sink| first > sink.cursor && first < sink.next && !sink.is_ahead(first)),
+        Some((Kind::Log, name, first)) => {
+            state.tables.get(name).is_some_and(|table| first >= table.start && first < table.end)
+        }
+        _ => false,
+    }
+}
+
+/// Makes the states that are not there from the pieces; `true` when one held anything.
+pub(super) fn rebuild(book: &mut Book, state: &mut State, layout: &Layout) -> bool {
+    let sinks: BTreeSet<Arc<str>> = layout
+        .sinks
+        .iter()
+        .map(|sink| &sink.name)
+        .chain(book.outboxes.keys())
+        .filter(|name| !state.sinks.contains_key(*name))
+        .cloned()
+        .collect();
+    let tables: BTreeSet<Arc<str>> = layout
+        .tables
+        .iter()
+        .map(|table| &table.name)
+        .chain(book.logs.keys())
+        .filter(|name| !state.tables.contains_key(*name))
+        .cloned()
+        .collect();
+    let mut rebuilt = false;
+    for name in sinks {
+        let sink = outbox::rebuild(book, &name);
+        rebuilt |= sink != SinkState::default();
+        state.sinks.insert(name, sink);
+    }
+    for name in tables {
+        let passed = state
+            .progress
+            .values()
+            .flat_map(|progress| progress.processed.iter().chain(&progress.replay_from))
+            .filter(|(table, _)| *table == name)
+            .map(|(_, position)| *position)
+            .max();
+        let table = log::rebuild(book, &name, passed.unwrap_or(0));
+        rebuilt |= table != TableState::default();
+        state.tables.insert(name, table);
+    }
+    rebuilt
+}
+
+/// What the store holds and the layout does not name.
+pub(super) fn unclaimed(state: &State, layout: &Layout) -> Vec<String> {
+    let sinks = state.sinks.keys().filter(|name| !layout.sinks.iter().any(|s| s.name == **name));
+    let tables = state.tables.keys().filter(|name| !layout.tables.iter().any(|t| t.name == **name));
+    sinks
+        .map(|name| format!("sink {name}"))
+        .chain(tables.map(|name| format!("table {name}")))
+        .collect()
+}
