@@ -73,7 +73,7 @@ pub struct Boot {
 /// place. An error, with all problems of the file, means that there is none.
 pub fn boot(path: &Path, environment: &dyn Environment) -> Result<Boot, Problems> {
     let (refused, sources) = match read_sources(path) {
-        Ok(sources) => match check(&sources, environment) {
+        Ok(sources) => match check(path, &sources, environment) {
             Ok((document, warnings)) => {
                 let view = view(ConfigOrigin::File, &sources, problems(&warnings));
                 return Ok(Boot { document, sources, view, told: warnings });
@@ -88,7 +88,7 @@ pub fn boot(path: &Path, environment: &dyn Environment) -> Result<Boot, Problems
         let Some(kept) = last_good(Path::new(&folder), path) else {
             continue;
         };
-        if let Ok((document, _)) = check(&kept, environment) {
+        if let Ok((document, _)) = check(path, &kept, environment) {
             let mut view = view(ConfigOrigin::LastGood, &kept, problems(&refused));
             view.config.file_revision = Some(revision(&sources));
             return Ok(Boot { document, sources: kept, view, told: refused });
@@ -100,12 +100,25 @@ pub fn boot(path: &Path, environment: &dyn Environment) -> Result<Boot, Problems
 /// Where a store lies that nobody named.
 const STORE: &str = "/var/lib/tidegate";
 
+/// Checks a configuration that lies, or will lie, at `path`.
 fn check(
+    path: &Path,
     sources: &[SourceFile],
     environment: &dyn Environment,
 ) -> Result<(Document, Problems), Problems> {
     let (loaded, warnings) = load_and_check(sources, environment, &EnginePlanner::default())?;
-    Ok((loaded.document, warnings))
+    let mut document = loaded.document;
+    document.anchor(&folder_of(path));
+    Ok((document, warnings))
+}
+
+/// The folder from which a configuration's relative paths count: its own, or that of its file.
+pub(crate) fn folder_of(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    if path.is_dir() {
+        return path;
+    }
+    path.parent().map_or_else(|| PathBuf::from("."), Path::to_owned)
 }
 
 fn view(origin: ConfigOrigin, sources: &[SourceFile], problems: Vec<ConfigProblem>) -> ConfigView {
@@ -212,7 +225,9 @@ impl Steward {
     /// Runs a configuration in place of the one that runs, and keeps it at `place` if it works.
     async fn take(&mut self, sources: Vec<SourceFile>, place: Option<PathBuf>) -> Applied {
         let (texts, environment) = (sources.clone(), self.environment.clone());
-        let (document, warnings) = match blocking(move || check(&texts, &*environment)).await {
+        let path = self.path.clone();
+        let checked = blocking(move || check(&path, &texts, &*environment)).await;
+        let (document, warnings) = match checked {
             Ok(Ok(checked)) => checked,
             Ok(Err(problems)) => return refused(&problems),
             Err(error) => return outcome(ApplyOutcome::NotNow, error),

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrow::datatypes::SchemaRef;
 use tidegate_config::{
-    Device, DeviceDriver, Document, Environment, EventTime, Future, Priority, ReplayMark,
-    ReplayOrder, SinkDriver, SinkSection, StreamSection, Table as TableConfig, WhenFull,
-    Window as WindowConfig, resolve_secret,
+    Device, DeviceDriver, Document, Environment, EventTime, Future, LookupSection, Priority,
+    ReplayMark, ReplayOrder, SinkDriver, SinkSection, StreamSection, Table as TableConfig,
+    WhenFull, Window as WindowConfig, resolve_secret,
 };
 use tidegate_drivers::bus::{BusHandle, BusOwner};
 use tidegate_drivers::north::Encode;
@@ -23,10 +24,13 @@ use tidegate_drivers::south::serial::SerialSouth;
 use tidegate_drivers::types::{Rate, Secret, Span};
 use tidegate_drivers::{Fault, North, South};
 use tidegate_engine::store::{self, Layout, SinkLayout, StoreOptions, TableLayout};
-use tidegate_engine::{Calendar, FutureRule, StreamSpec, TableSchema, Window, Zone};
+use tidegate_engine::{
+    Calendar, FutureRule, Latest, Lookup, StreamSpec, TableSchema, Window, Zone,
+};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
+use crate::chain::{self, StreamTables};
 use crate::clock::SharedClock;
 use crate::pump::{Plan, Writer};
 use crate::source::WhenBusy;
@@ -68,20 +72,26 @@ pub(crate) fn store_options(document: &Document, around: &Surroundings) -> Store
         ring_bytes: document.store.effective_ring().get(),
         gateway: document.gateway.name.to_string(),
         epoch_hint: u64::try_from(around.clock.now() / 1_000_000).unwrap_or(0),
+        restored: false,
     }
 }
 
 pub(crate) fn layout(document: &Document) -> Layout {
+    let readers = |table: &str| -> Vec<Arc<str>> {
+        chain::readers_of(document, table).map(|stream| stream.name.as_str().into()).collect()
+    };
     let tables = document.tables().into_iter().map(|table| TableLayout {
-        readers: document
-            .streams
-            .iter()
-            .filter(|s| s.from.iter().any(|from| from.as_str() == table.name))
-            .map(|s| s.name.as_str().into())
-            .collect(),
+        readers: readers(&table.name),
         name: table.name.as_str().into(),
         history_us: table.history.map(Span::micros),
     });
+    // A stream has a log where others read it; its rows stay until they have passed them.
+    let streams = document.streams.iter().map(|stream| TableLayout {
+        readers: readers(stream.name.as_str()),
+        name: stream.name.as_str().into(),
+        history_us: None,
+    });
+    let tables = tables.chain(streams.filter(|stream| !stream.readers.is_empty()));
     let sinks = document.sinks.iter().map(|sink| SinkLayout {
         name: sink.name.as_str().into(),
         max_bytes: sink.store.max_bytes.get(),
@@ -101,35 +111,86 @@ pub(crate) fn layout(document: &Document) -> Layout {
     Layout { tables: tables.collect(), sinks: sinks.collect() }
 }
 
-/// What the engine needs to know of a stream; also used by `check`, `explain` and `test`.
+/// What the engine needs to know of a stream; also used by `check`, `explain` and `test`. `streams`
+/// are the columns of those that others read.
 pub fn stream_spec(
     document: &Document,
     stream: &StreamSection,
     event_time: EventTime,
+    streams: &StreamTables,
 ) -> StreamSpec {
-    let tables = document.tables();
-    let from: Vec<&TableConfig> = stream
-        .from
-        .iter()
-        .filter_map(|name| tables.iter().find(|t| t.name == name.as_str()))
-        .collect();
-    let sources = from.iter().enumerate().flat_map(|(index, table)| {
-        table.devices.iter().map(move |d| (index, document.devices[*d].name.to_string()))
-    });
-    StreamSpec {
+    let devices = document.tables();
+    let mut spec = StreamSpec {
         name: stream.name.to_string(),
-        sources: sources.collect(),
-        tables: from.iter().map(|table| table_schema(table, event_time)).collect(),
+        tables: Vec::new(),
+        side_tables: 0,
+        latest: Vec::new(),
+        sources: Vec::new(),
         window: stream.window.as_ref().map(|kind| window(kind, document)),
         allowed_lateness: stream.allowed_lateness.micros(),
         idle_after: micros(stream.effective_idle_after(document)),
+        lag: micros(stream.lag(document)),
         future: stream.effective_max_future().map(|span| FutureRule {
             max: span.micros(),
             restamp: stream.future == Future::Restamp,
         }),
         keep_failed: stream.on_error.is_some(),
         memory_max: document.stream_memory().len(),
+    };
+    let schema = |name: &str| match devices.iter().find(|table| table.name == name) {
+        Some(table) => Some(table_schema(table, event_time)),
+        None => streams.get(name).map(|columns| stream_schema(name, columns)),
+    };
+    for name in &stream.from {
+        let Some(table) = schema(name.as_str()) else {
+            continue;
+        };
+        let at = spec.tables.len();
+        match devices.iter().find(|table| table.name == name.as_str()) {
+            Some(known) => {
+                let names = known.devices.iter().map(|d| document.devices[*d].name.to_string());
+                spec.sources.extend(names.map(|name| (at, name)));
+            }
+            // A stream that gives its rows devices of its own is known when they come.
+            None if !streams.has_devices(name.as_str()) => {
+                spec.sources.push((at, name.to_string()));
+            }
+            None => {}
+        }
+        spec.tables.push(table);
     }
+    for name in chain::latest(&stream.sql) {
+        let Some(of) = document.latest_of(&name) else {
+            continue;
+        };
+        let known = spec.tables.iter().position(|table| table.name == of.table);
+        let table = match (known, schema(&of.table)) {
+            (Some(at), _) => at,
+            (None, Some(table)) => {
+                spec.side_tables += 1;
+                spec.tables.push(table);
+                spec.tables.len() - 1
+            }
+            (None, None) => continue,
+        };
+        spec.latest.push(Latest { name, table, device: of.device });
+    }
+    spec
+}
+
+/// The tables that a stream's queue brings rows of, in the order of its specification.
+pub(crate) fn tables_of(spec: &StreamSpec) -> Vec<Arc<str>> {
+    spec.tables.iter().map(|table| table.name.as_str().into()).collect()
+}
+
+/// The lookups of a configuration, without rows.
+pub fn lookups(document: &Document) -> Vec<Arc<Lookup>> {
+    let lookup = |l: &LookupSection| Arc::new(Lookup::new(l.name.as_str(), l.schema()));
+    document.lookups.iter().map(lookup).collect()
+}
+
+fn stream_schema(name: &str, columns: &SchemaRef) -> TableSchema {
+    TableSchema { name: name.to_owned(), schema: columns.clone(), time_column: "time".to_owned() }
 }
 
 /// The window of days by the calendar of a place, where there is one.

@@ -1,17 +1,22 @@
 //! The engine's planner behind the border that the configuration's check knows.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{Document, PlannedTable, SqlPlanner, SqlProblem, StreamSection};
-use tidegate_engine::{Mode, Sql, SqlError, TableSchema};
+use tidegate_config::{Document, PlannedTable, SqlPlanner, SqlProblem, StreamSection, TableKind};
+use tidegate_engine::{Lookup, Mode, Sql, SqlError, TableSchema, Tables, latest_names};
 
-use crate::build::stream_spec;
+use crate::build::{lookups, stream_spec};
+use crate::chain::StreamTables;
 
-/// Plans SQL for `check`, without executing anything. The engine is set up with the first SQL, so
-/// that a document without any needs none.
+/// Plans SQL for `check` of one document, without executing anything. The engine is set up with the
+/// first SQL, so that a document without any needs none.
 #[derive(Default)]
-pub struct EnginePlanner(OnceLock<Result<Sql, SqlError>>);
+pub struct EnginePlanner {
+    engine: OnceLock<Result<Sql, SqlError>>,
+    /// The columns of the streams that others read.
+    streams: OnceLock<StreamTables>,
+}
 
 /// Memory that planning may use; nothing is executed.
 const PLAN_MEMORY: usize = 16 << 20;
@@ -23,14 +28,29 @@ impl SqlPlanner for EnginePlanner {
         tables: &[PlannedTable<'_>],
         windowed: bool,
     ) -> Result<SchemaRef, SqlProblem> {
-        let tables = schemas(tables);
-        let planned = self.engine().and_then(|engine| engine.plan(sql, &tables, windowed));
+        let of = |kind: TableKind| tables.iter().filter(move |table| table.kind == kind);
+        let schemas = |kind: TableKind| -> Vec<TableSchema> {
+            let schema = |table: &PlannedTable<'_>| TableSchema {
+                name: table.name.to_string(),
+                schema: table.schema.clone(),
+                time_column: "time".to_owned(),
+            };
+            of(kind).map(schema).collect()
+        };
+        let (from, latest) = (schemas(TableKind::From), schemas(TableKind::Latest));
+        let lookups: Vec<Arc<Lookup>> = of(TableKind::Lookup)
+            .map(|table| Arc::new(Lookup::new(&table.name, table.schema.clone())))
+            .collect();
+        let tables = Tables { from: &from, latest: &latest, lookups: &lookups };
+        let planned = self.engine().and_then(|engine| engine.plan_with(sql, &tables, windowed));
         planned.map(|query| query.schema()).map_err(problem)
     }
 
     fn keeps_rows(&self, document: &Document, stream: &StreamSection) -> Option<String> {
-        let spec = stream_spec(document, stream, stream.event_time);
-        match spec.plan(self.engine().ok()?, &stream.sql).ok()?.mode() {
+        let engine = self.engine().ok()?;
+        let tables = self.streams.get_or_init(|| StreamTables::plan(document, engine));
+        let spec = stream_spec(document, stream, stream.event_time, tables);
+        match spec.plan_with(engine, &stream.sql, &lookups(document)).ok()?.mode() {
             Mode::Recompute { reason } => Some(reason.clone()),
             Mode::Stateless | Mode::Incremental => None,
         }
@@ -40,21 +60,16 @@ impl SqlPlanner for EnginePlanner {
         let planned = self.engine().and_then(|engine| engine.condition(text, columns));
         planned.map(drop).map_err(problem)
     }
+
+    fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))> {
+        latest_names(sql)
+    }
 }
 
 impl EnginePlanner {
     fn engine(&self) -> Result<&Sql, SqlError> {
-        self.0.get_or_init(|| Sql::new(PLAN_MEMORY)).as_ref().map_err(SqlError::clone)
+        self.engine.get_or_init(|| Sql::new(PLAN_MEMORY)).as_ref().map_err(SqlError::clone)
     }
-}
-
-fn schemas(tables: &[PlannedTable<'_>]) -> Vec<TableSchema> {
-    let schema = |table: &PlannedTable<'_>| TableSchema {
-        name: table.name.to_owned(),
-        schema: table.schema.clone(),
-        time_column: "time".to_owned(),
-    };
-    tables.iter().map(schema).collect()
 }
 
 fn problem(error: SqlError) -> SqlProblem {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{Bytes, Document, Link};
+use tidegate_config::{Bytes, Document, Link, LookupSection};
 use tidegate_drivers::ArrayPool;
 use tidegate_drivers::bus::BusHandle;
 use tidegate_drivers::types::Span;
@@ -25,9 +25,10 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::build::{self, Surroundings};
+use crate::chain::{self, StreamTables};
 use crate::clock::{Ages, DurableTime};
 use crate::ledger;
-use crate::status::{DeviceView, GatewayStatus, LinkView, SinkView, StreamView, Views};
+use crate::status::{DeviceView, GatewayStatus, LinkView, LookupView, SinkView, StreamView, Views};
 use crate::stream::Feeds;
 use crate::table::{Arrival, Readers};
 use crate::wanted::{DeviceWish, SinkWish, StreamWish, Wanted};
@@ -67,12 +68,15 @@ pub struct Running {
     around: Surroundings,
     document: Document,
     sql: Arc<Sql>,
+    /// The columns of streams that others read.
+    stream_tables: StreamTables,
     /// What polled rows are put into.
     arrays: ArrayPool,
     links: Workers<Link, (LinkView, BusHandle)>,
     tables: Workers<SchemaRef, TableEnds>,
     devices: Workers<DeviceWish, DeviceView>,
-    streams: Workers<StreamWish, StreamView>,
+    streams: Workers<StreamWish, (StreamView, Arc<Readers>)>,
+    lookups: Workers<LookupSection, LookupView>,
     sinks: Workers<SinkWish, SinkView>,
     timers: Option<(Span, AbortOnDropHandle<()>)>,
     /// `seq` that a device goes on with when it is started again.
@@ -107,6 +111,7 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
     let sources = parts.map(|(device, group)| (device.part_name(group), device.table_of(group)));
     let seqs = ledger::begin(&store, sinks, sources);
     let clock = around.clock.clone();
+    let sql = Arc::new(Sql::new(sql_memory(&document))?);
     let durable_time = DurableTime::from_seconds(store.count(DurableTime::COUNTER));
     if let Some(last) = durable_time.micros() {
         clock.resume(last);
@@ -114,7 +119,8 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
     let mut running = Running {
         status: Arc::new(GatewayStatus::new(name, clock, store.clone(), recovery)),
         store,
-        sql: Arc::new(Sql::new(sql_memory(&document))?),
+        stream_tables: StreamTables::plan(&document, &sql),
+        sql,
         arrays: ArrayPool::default(),
         around,
         document,
@@ -122,6 +128,7 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
         tables: BTreeMap::new(),
         devices: BTreeMap::new(),
         streams: BTreeMap::new(),
+        lookups: BTreeMap::new(),
         sinks: BTreeMap::new(),
         timers: None,
         seqs,
@@ -146,7 +153,7 @@ impl Running {
 
     /// Whether `document`, with the secrets as they are now, wants nothing that does not run.
     pub fn is_equal(&self, document: &Document) -> bool {
-        let wanted = Wanted::new(document, &self.around);
+        let wanted = Wanted::new(document, &self.around, &self.stream_tables);
         *document == self.document
             && same(&self.devices, &wanted.devices)
             && same(&self.sinks, &wanted.sinks)
@@ -162,24 +169,26 @@ impl Running {
         } else {
             Arc::new(Sql::new(sql_memory(&document))?)
         };
+        let stream_tables = StreamTables::plan(&document, &sql);
         // Nothing is stopped for a store that takes nothing.
         let commit = Commit { wait: true, ..Commit::default() };
         in_time(async { self.store.submit(commit).await?.await }).await?;
 
-        let mut changes = Changes { stopped: self.lower(&document).await, ..Changes::default() };
+        let stopped = self.lower(&document, &stream_tables).await;
         let (layout, bytes_max) = (build::layout(&document), document.store.max_bytes.get());
         let laid_out = in_time(self.store.relayout(layout, bytes_max)).await;
         if laid_out.is_ok() {
             self.document = document;
             self.sql = sql;
+            self.stream_tables = stream_tables;
         }
-        changes.started = self.raise();
-        laid_out.map(|()| changes)
+        let started = self.raise();
+        laid_out.map(|()| Changes { stopped, started })
     }
 
     /// Ends the parts that `document` does not want as they are; returns their names.
-    async fn lower(&mut self, document: &Document) -> Vec<String> {
-        let wanted = Wanted::new(document, &self.around);
+    async fn lower(&mut self, document: &Document, tables: &StreamTables) -> Vec<String> {
+        let wanted = Wanted::new(document, &self.around, tables);
         let mut stopped = Vec::new();
         let devices = differing(&mut self.devices, &wanted.devices);
         let counts: Vec<_> =
@@ -196,6 +205,7 @@ impl Running {
         let streams = differing(&mut self.streams, &wanted.streams);
         streams.values().filter_map(|s| s.task.as_ref()).for_each(AbortOnDropHandle::abort);
         end("stream", streams, &mut stopped).await;
+        end("lookup", differing(&mut self.lookups, &wanted.lookups), &mut stopped).await;
         end("table", differing(&mut self.tables, &wanted.tables), &mut stopped).await;
         end("sink", differing(&mut self.sinks, &wanted.sinks), &mut stopped).await;
         stopped
@@ -205,7 +215,7 @@ impl Running {
     /// upwards; returns their names.
     fn raise(&mut self) -> Vec<String> {
         let document = self.document.clone();
-        let wanted = Wanted::new(&document, &self.around);
+        let wanted = Wanted::new(&document, &self.around, &self.stream_tables);
         let mut started = Vec::new();
         for sink in &document.sinks {
             let name = sink.name.as_str();
@@ -220,7 +230,16 @@ impl Running {
                 add("table", &mut self.tables, &table.name, worker, &mut started);
             }
         }
-        for stream in &document.streams {
+        for lookup in &document.lookups {
+            let name = lookup.name.as_str();
+            if let Some(wish) = missing(&self.lookups, &wanted.lookups, name) {
+                let worker = self.lookup(lookup, wish);
+                add("lookup", &mut self.lookups, name, worker, &mut started);
+            }
+        }
+        // What others read comes first, so that they can be added to its readers.
+        for at in document.stream_order(&chain::latest).sound {
+            let stream = &document.streams[at];
             let name = stream.name.as_str();
             if let Some(wish) = missing(&self.streams, &wanted.streams, name) {
                 let worker = self.stream(stream, wish);
@@ -278,17 +297,21 @@ impl Running {
         let devices = parts.filter_map(|name| self.devices.get(&name));
         let links = document.links.iter().filter_map(|l| self.links.get(l.name.as_str()));
         let streams = document.streams.iter().filter_map(|s| self.streams.get(s.name.as_str()));
+        let lookups = document.lookups.iter().filter_map(|l| self.lookups.get(l.name.as_str()));
         let sinks = document.sinks.iter().filter_map(|sink| {
             let bytes_max = sink.store.max_bytes.get();
             Some(SinkView { bytes_max, ..self.sinks.get(sink.name.as_str())?.ends.clone() })
         });
+        let read = self.streams.keys().filter(|name| self.stream_tables.get(name).is_some());
+        let read = read.cloned();
         Views {
             store_bytes_max: store.max_bytes.get(),
             daily_writes: store.daily_writes.map(Bytes::get),
-            tables: self.tables.keys().cloned().collect(),
+            tables: self.tables.keys().cloned().chain(read).collect(),
             devices: devices.map(|d| d.ends.clone()).collect(),
             links: links.map(|l| l.ends.0.clone()).collect(),
-            streams: streams.map(|s| s.ends.clone()).collect(),
+            streams: streams.map(|s| s.ends.0.clone()).collect(),
+            lookups: lookups.map(|l| l.ends.clone()).collect(),
             sinks: sinks.collect(),
         }
     }
@@ -336,8 +359,8 @@ impl Running {
         if !ended(&mut pumps, deadline).await {
             tracing::warn!("a delivery under way was cut off; it will be sent again");
         }
-        let Self { store, links, timers, ending, .. } = self;
-        drop((links, timers, ending, pumps));
+        let Self { store, links, lookups, timers, ending, .. } = self;
+        drop((links, lookups, timers, ending, pumps));
         // A commit that is cut off is as safe as one that a power cut ends.
         tokio::time::timeout_at(last, store.close()).await.unwrap_or_else(|_| {
             tracing::warn!("the store was not closed in time; it recovers when it is opened");

@@ -11,12 +11,13 @@ use std::time::Duration;
 use tidegate_config::{EventTime, Severity, Window};
 use tidegate_drivers::south::modbus::Bus;
 use tidegate_drivers::stats::{LinkState, Stats};
-use tidegate_engine::Counts;
 use tidegate_engine::store::{Recovery, Store};
+use tidegate_engine::{Counts, Lookup};
 use tidegate_web_ui as web;
 use tokio::sync::watch;
 
 use crate::clock::{SharedClock, Trust};
+use crate::lookup::Loads;
 use crate::progress::{Pulse, Watched};
 use crate::pump::{Asked, SinkCounts};
 use crate::source::SourceCounts;
@@ -80,6 +81,21 @@ pub struct StreamView {
     pub queue_capacity: u32,
 }
 
+/// A lookup as status sees it.
+#[derive(Clone)]
+pub struct LookupView {
+    /// Its name.
+    pub name: String,
+    /// Kind of its source.
+    pub source: &'static str,
+    /// Its rows.
+    pub lookup: Arc<Lookup>,
+    /// Its supervisor's view.
+    pub health: Arc<Health>,
+    /// What became of its loads.
+    pub loads: Arc<Loads>,
+}
+
 /// A sink as status sees it.
 #[derive(Clone)]
 pub struct SinkView {
@@ -114,6 +130,8 @@ pub struct Views {
     pub devices: Vec<DeviceView>,
     /// All links.
     pub links: Vec<LinkView>,
+    /// All lookups.
+    pub lookups: Vec<LookupView>,
     /// All streams.
     pub streams: Vec<StreamView>,
     /// All sinks.
@@ -179,11 +197,13 @@ impl web::Console for GatewayStatus {
             config_problems: config.problems.clone(),
             links: views.links.iter().map(link).collect(),
             devices: views.devices.iter().map(device).collect(),
+            lookups: views.lookups.iter().map(|l| lookup(l, now)).collect(),
             streams: views.streams.iter().map(|s| self.stream(s, now)).collect(),
             sinks: views.sinks.iter().map(|sink| self.sink(sink, now)).collect(),
             alarms: clock_alarm(self.clock.trust())
                 .into_iter()
                 .chain(alarms(&store, self.store.stats().failed))
+                .chain(views.lookups.iter().filter_map(lookup_alarm))
                 .collect(),
             store,
             ledger: self.ledger(&views),
@@ -363,6 +383,37 @@ fn device(device: &DeviceView) -> web::DeviceStatus {
         counters: counters(device.stats.as_deref()),
         learnt_holes: device.stats.as_deref().map(Stats::notes).unwrap_or_default(),
     }
+}
+
+fn lookup(lookup: &LookupView, now: i64) -> web::LookupStatus {
+    let loaded = lookup.loads.get();
+    let rows = lookup.lookup.rows();
+    web::LookupStatus {
+        name: lookup.name.clone(),
+        source: lookup.source.to_owned(),
+        state: match (lookup.health.state(), &loaded.failed, loaded.at) {
+            (State::Failed, ..) => web::PartState::Failed,
+            (State::Stopped, ..) => web::PartState::Stopped,
+            (State::Waiting, ..) | (_, Some(_), _) => web::PartState::Down,
+            (_, None, None) => web::PartState::Connecting,
+            (_, None, Some(_)) => web::PartState::Up,
+        },
+        rows: rows.as_ref().map_or(0, |rows| rows.num_rows() as u64),
+        bytes: rows.as_ref().map_or(0, |rows| rows.get_array_memory_size() as u64),
+        loaded: loaded.at.map(rfc3339),
+        age_s: loaded.at.map(|at| seconds(now - at).max(0.0)),
+        kept: loaded.kept,
+        loads: loaded.loads,
+        failures: loaded.failures,
+        last_error: loaded.failed,
+    }
+}
+
+/// A lookup whose last load failed: SQL goes on with rows that grow old.
+fn lookup_alarm(lookup: &LookupView) -> Option<web::Reason> {
+    let failed = lookup.loads.get().failed?;
+    let reason = format!("not loaded: {failed}");
+    Some(web::Reason { part: format!("lookup {}", lookup.name), reason })
 }
 
 fn stream(stream: &StreamView, now: i64, unrouted: u64) -> web::StreamStatus {

@@ -14,10 +14,11 @@ use arrow::array::RecordBatch;
 use tidegate_config::check::{ERROR_COLUMN, REASON_COLUMN, with_text};
 use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::store::{Commit, Store, StreamProgress};
-use tidegate_engine::{Counts, Effects, Event, Query, Sql, Stream, StreamSpec};
+use tidegate_engine::{Counts, Effects, Event, Lookup, Query, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
+use crate::chain::Upstream;
 use crate::clock::{DurableTime, SharedClock};
 use crate::route::{Routed, Router, Target, with_reason};
 use crate::supervisor::{Exit, Health, Part};
@@ -54,6 +55,12 @@ pub struct StreamPart {
     pub name: Arc<str>,
     /// The tables' names, in the order of the specification.
     pub tables: Vec<Arc<str>>,
+    /// Its results as a table, where other streams read them.
+    pub upstream: Option<Upstream>,
+    /// The devices whose rows come here, also through other streams.
+    pub heard: Vec<String>,
+    /// The lookups that the SQL may name.
+    pub lookups: Vec<Arc<Lookup>>,
     /// The stream's SQL.
     pub sql_text: String,
     /// The planner.
@@ -146,6 +153,8 @@ impl Listening {
     }
 }
 
+/// How long a start waits for a lookup that was never loaded before it is tried again.
+const LOOKUP_WAIT: Duration = Duration::from_secs(5);
 /// A clock that went on by so much more than time did was set.
 const STEP_MIN: i64 = 2_000_000;
 
@@ -162,7 +171,13 @@ impl Part for StreamPart {
             Err(error) => return Exit::Failed(error),
         };
         match self.work(&mut stream).await {
-            Ok(()) => Exit::Done,
+            Ok(()) => {
+                // Its readers' input ends with its own.
+                if let Some(upstream) = &self.upstream {
+                    upstream.readers.clear();
+                }
+                Exit::Done
+            }
             Err(error) => Exit::Failed(error),
         }
     }
@@ -179,7 +194,16 @@ impl StreamPart {
     /// Builds the engine's state from the stored progress and the rows after it.
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
-        let query = self.spec.plan(&self.sql, &self.sql_text).map_err(|e| format!("SQL: {e}"))?;
+        let query = self
+            .spec
+            .plan_with(&self.sql, &self.sql_text, &self.lookups)
+            .map_err(|e| format!("SQL: {e}"))?;
+        for lookup in query.lookups() {
+            // Its rows are in the log meanwhile: none is joined with a table that is not there.
+            if timeout(LOOKUP_WAIT, lookup.loaded()).await.is_err() {
+                return Err(format!("the lookup `{}` was never loaded", lookup.name()));
+            }
+        }
         self.looked = None;
         // All rows that were queued before this commit are readable after it.
         self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
@@ -193,6 +217,7 @@ impl StreamPart {
                 .map_err(|e| e.to_string())?,
         };
         self.counts.before.get_or_init(|| stream.counts());
+        self.take_up_log(&stream);
         for table in 0..self.tables.len() {
             let from = stream.progress().replay_from[table];
             self.read_log(&mut stream, table, from, None, false).await?;
@@ -201,6 +226,14 @@ impl StreamPart {
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
         self.submit(&mut stream, commit).await?;
         Ok(stream)
+    }
+
+    /// Finds where the results of a stream that was taken up go on as rows of its table. Nothing of
+    /// it is in the store's queue.
+    fn take_up_log(&mut self, stream: &Stream) {
+        if let Some(upstream) = &mut self.upstream {
+            upstream.resume(self.store.log_end(&self.name), stream.counts().results);
+        }
     }
 
     fn routers(&self, query: &Query) -> Result<Routers, String> {
@@ -235,7 +268,7 @@ impl StreamPart {
         let Some(text) = outdated.map_err(|e| e.to_string())? else {
             return Ok(());
         };
-        let old = match self.sql.plan(&text, &self.spec.tables, true) {
+        let old = match self.spec.plan_with(&self.sql, &text, &self.lookups) {
             Ok(old) => old,
             Err(error) => {
                 tracing::warn!(stream = &*self.name, %error, "the SQL of before cannot end its windows");
@@ -250,6 +283,7 @@ impl StreamPart {
             }
         }
         let mut stream = self.resume(old, &progress).await?;
+        self.take_up_log(&stream);
         for table in 0..self.tables.len() {
             let at = stream.progress();
             let upto = Some(at.processed[table]);
@@ -341,7 +375,7 @@ impl StreamPart {
     }
 
     fn feeds_down(&self) -> bool {
-        self.spec.sources.iter().any(|(_, device)| self.feeds.is_down(device))
+        self.heard.iter().any(|device| self.feeds.is_down(device))
     }
 
     /// Applies rows from the queue. Rows that were read from the log already are passed over; rows
@@ -418,6 +452,10 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         for output in &effects.results {
+            if let Some(upstream) = &self.upstream {
+                let rows = upstream.rows(output, now);
+                commit.rows.push(rows.map_err(|e| format!("a result makes no row: {e}"))?);
+            }
             let window = output.window.map(|w| (w.start, w.end));
             let rows = Routed {
                 batch: &output.batch,
@@ -490,7 +528,12 @@ impl StreamPart {
         commit.counts.extend(self.durable_time.growth(self.clock.now()));
         stream.submitted();
         self.shown.send_replace(Some(stream.counts()));
-        self.commit(commit, false).await
+        let rows = commit.rows.iter().map(|rows| (rows.position, rows.batch.clone())).collect();
+        self.commit(commit, false).await?;
+        if let Some(upstream) = &self.upstream {
+            upstream.hand_on(rows).await;
+        }
+        Ok(())
     }
 
     async fn commit(&self, commit: Commit, durable: bool) -> Result<(), String> {

@@ -21,6 +21,8 @@ use tidegate_engine::encode::{JsonOptions, json_rows};
 use tidegate_engine::{Effects, Event, LateReason, Sql, Stream, StreamSpec};
 
 use crate::build::stream_spec;
+use crate::chain::StreamTables;
+use crate::lookup::loaded_lookups;
 
 /// When a test's virtual time begins: 2000-01-01T00:00:00Z, the start of a day, an hour and every
 /// window of a size that divides a day.
@@ -42,8 +44,10 @@ pub async fn run(document: &Document, sql: &Sql, test: &StreamTest) -> Result<Ou
         .iter()
         .find(|s| s.name == test.stream)
         .ok_or_else(|| format!("there is no stream `{}`", test.stream))?;
-    let spec = stream_spec(document, section, test.event_time.unwrap_or(section.event_time));
-    let query = spec.plan(sql, &section.sql).map_err(|e| e.to_string())?;
+    let event_time = test.event_time.unwrap_or(section.event_time);
+    let spec = stream_spec(document, section, event_time, &StreamTables::plan(document, sql));
+    let lookups = loaded_lookups(document).await?;
+    let query = spec.plan_with(sql, &section.sql, &lookups).map_err(|e| e.to_string())?;
     let mut stream = Stream::new(spec.clone(), query, START).map_err(|e| e.to_string())?;
     let (mut rows, mut late, mut now) = (Vec::new(), 0, START);
     let mut positions = vec![0; spec.tables.len()];
@@ -96,10 +100,10 @@ fn batch(
     positions: &[u64],
 ) -> Result<(usize, RecordBatch), String> {
     let table = match (&input.table, section.from.len()) {
-        (Some(name), _) => section
-            .from
+        (Some(name), _) => spec
+            .tables
             .iter()
-            .position(|from| from == name)
+            .position(|table| table.name == name.as_str())
             .ok_or_else(|| format!("the stream does not read the table `{name}`"))?,
         (None, 1) => 0,
         (None, _) => return Err("say which `table` the row belongs to".to_owned()),
@@ -110,10 +114,9 @@ fn batch(
         None => document
             .tables()
             .iter()
-            .find(|t| t.name == section.from[table].as_str())
+            .find(|t| t.name == spec.tables[table].name)
             .and_then(|t| document.devices.get(*t.devices.first()?))
-            .map(|d| d.name.to_string())
-            .unwrap_or_default(),
+            .map_or_else(|| spec.tables[table].name.clone(), |d| d.name.to_string()),
     };
     if let Some(name) = input.values.keys().find(|name| schema.field_with_name(name).is_err()) {
         return Err(format!("the table `{}` has no column `{name}`", spec.tables[table].name));

@@ -62,6 +62,16 @@ impl Readers {
         self.lock().clear();
     }
 
+    /// Hands each stream the rows as it wants them. One that was taken out of the configuration is
+    /// forgotten: what it did not pass is in the log for the stream that takes its place.
+    pub(crate) async fn send(&self, rows: impl Fn(usize) -> Positioned) {
+        for reader in self.now() {
+            if reader.queue.send(rows(reader.table)).await.is_err() {
+                self.forget_ended();
+            }
+        }
+    }
+
     fn now(&self) -> Vec<Reader> {
         self.lock().clone()
     }
@@ -177,14 +187,7 @@ impl Table {
         if batch.num_rows() == 0 {
             return Ok(());
         }
-        for reader in self.readers.now() {
-            let rows = Positioned { table: reader.table, position, batch: batch.clone() };
-            if reader.queue.send(rows).await.is_err() {
-                // Taken out of the configuration. What it did not pass is in the log for the
-                // stream that takes its place.
-                self.readers.forget_ended();
-            }
-        }
+        self.readers.send(|table| Positioned { table, position, batch: batch.clone() }).await;
         Ok(())
     }
 }

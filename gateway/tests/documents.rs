@@ -57,6 +57,7 @@ fn the_help_is_what_the_file_says() {
         "store export",
         "store replay",
         "store forget",
+        "store restored",
         "store compact",
         "sinks",
         "sinks pause",

@@ -184,5 +184,11 @@ fn what_nobody_asks_for_is_told() {
     assert_eq!(named(&contents["sinks"], "sky")["records"], 0);
     let table = named(&contents["tables"], "s");
     assert_eq!(table["start"], table["end"], "its positions go on");
+    // P11: a store that was put back gives its records another epoch, above the one it had.
+    let restored = store(&scratch, &["restored"]);
+    assert_eq!(restored.code, Some(0), "{restored:?}");
+    let epoch = json(&store(&scratch, &["ls", "--json"]))["epoch"].as_u64().expect("an epoch");
+    assert!(epoch > contents["epoch"].as_u64().expect("an epoch"), "{epoch}");
+    assert_eq!(restored.stdout, format!("records have epoch {epoch} from now on\n"));
     assert_eq!(store(&scratch, &["forget", "sea"]).code, Some(1));
 }

@@ -108,6 +108,8 @@ pub struct Status {
     pub links: Vec<LinkStatus>,
     /// One for each device of the configuration.
     pub devices: Vec<DeviceStatus>,
+    /// One for each lookup of the configuration.
+    pub lookups: Vec<LookupStatus>,
     /// One for each stream of the configuration.
     pub streams: Vec<StreamStatus>,
     /// One for each sink of the configuration.
@@ -285,6 +287,33 @@ pub struct RowsByQuality {
     pub uncertain: u64,
     /// No point read.
     pub bad: u64,
+}
+
+/// One table that is loaded as a whole.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct LookupStatus {
+    /// The table's name in SQL.
+    pub name: String,
+    /// Kind of source, such as `csv`.
+    pub source: String,
+    /// `up` when the last load succeeded, `down` when it failed and the rows before it stay.
+    pub state: PartState,
+    /// Rows that SQL sees.
+    pub rows: u64,
+    /// Their bytes in memory.
+    pub bytes: u64,
+    /// When they were loaded, RFC 3339; none before the first load.
+    pub loaded: Option<String>,
+    /// Seconds since then.
+    pub age_s: Option<f64>,
+    /// They were kept from before the process started, and no load has succeeded since.
+    pub kept: bool,
+    /// Loads that succeeded since the process started.
+    pub loads: u64,
+    /// Loads that failed since then.
+    pub failures: u64,
+    /// Why the last load failed; none where it succeeded.
+    pub last_error: Option<String>,
 }
 
 /// One stream.

@@ -20,7 +20,7 @@ pub use api::{control_router, router};
 pub use console::{
     Answer, Applied, ApplyOutcome, ConfigChange, ConfigOrigin, ConfigProblem, ConfigStatus,
     Console, Control, DeviceStatus, GatewayStatus, LinkStatus, LogLevels, LogLevelsWanted,
-    PartState, Readiness, Reason, RowsByQuality, SinkStatus, Status, StreamStatus,
+    LookupStatus, PartState, Readiness, Reason, RowsByQuality, SinkStatus, Status, StreamStatus,
 };
 pub use keeping::NEXT_HEADER;
 pub use ledger::{Ledger, SinkHop, SourceHop, StreamHop};

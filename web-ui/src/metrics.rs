@@ -15,6 +15,7 @@ pub fn render(status: &Status, readiness: &Readiness) -> String {
     gateway(&mut page, status, readiness);
     links(&mut page, status);
     devices(&mut page, status);
+    lookups(&mut page, status);
     streams(&mut page, status);
     sinks(&mut page, status);
     store(&mut page, status);
@@ -102,6 +103,32 @@ fn devices(page: &mut Page, status: &Status) {
     });
     let counted = || devices.iter().map(|d| (&d.name, &d.counters));
     driver_counters(page, "device", counted);
+}
+
+fn lookups(page: &mut Page, status: &Status) {
+    let lookups = &status.lookups;
+    page.gauge("tidegate_lookup_state", "1 for the state that the lookup is in, else 0.", |f| {
+        for l in lookups {
+            f.put_state("lookup", &l.name, l.state);
+        }
+    });
+    page.gauge("tidegate_lookup_rows", "Rows that SQL sees.", |f| {
+        for l in lookups {
+            f.put(&[("lookup", &l.name)], l.rows);
+        }
+    });
+    page.gauge("tidegate_lookup_age_seconds", "Time since these rows were loaded.", |f| {
+        for l in lookups {
+            f.put_known(&[("lookup", &l.name)], l.age_s.map(Float));
+        }
+    });
+    page.counter("tidegate_lookup_loads_total", "Loads, by how they ended.", |f| {
+        for l in lookups {
+            for (outcome, loads) in [("loaded", l.loads), ("failed", l.failures)] {
+                f.put(&[("lookup", &l.name), ("outcome", outcome)], loads);
+            }
+        }
+    });
 }
 
 fn streams(page: &mut Page, status: &Status) {

@@ -3,11 +3,13 @@
 //! Each field has a default or is required, and one sentence that becomes part of the published
 //! schema. Nothing here reads or checks: see `read` and `check`.
 
+use std::path::Path;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tidegate_drivers::types::{Bytes, Name, Span};
 
-use crate::{Device, DeviceDriver, Link, SinkSection, StreamSection, StreamTest};
+use crate::{Device, DeviceDriver, Link, LookupSection, SinkSection, StreamSection, StreamTest};
 
 /// A Tidegate configuration.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -34,6 +36,9 @@ pub struct Document {
     /// Devices that are polled and feeds that are listened to; each is a SQL table.
     #[serde(default)]
     pub devices: Vec<Device>,
+    /// Small tables that are loaded as a whole, for the SQL of all streams to join with.
+    #[serde(default)]
+    pub lookups: Vec<LookupSection>,
     /// SQL over tables, with or without windows.
     #[serde(default)]
     pub streams: Vec<StreamSection>,
@@ -46,6 +51,13 @@ pub struct Document {
 }
 
 impl Document {
+    /// Takes relative paths of lookups from `folder`, in which the configuration lies.
+    pub fn anchor(&mut self, folder: &Path) {
+        for lookup in &mut self.lookups {
+            lookup.anchor(folder);
+        }
+    }
+
     /// Holds equal register maps once.
     pub(crate) fn share_register_maps(&mut self) {
         let mut known = Vec::new();

@@ -5,13 +5,14 @@
 //! hint. This crate reads configuration files and what they refer to, and does no other I/O; it
 //! knows neither tokio nor DataFusion: SQL is planned through [`SqlPlanner`].
 
+pub mod chain;
 pub mod check;
 pub mod code;
 pub mod device;
 pub mod document;
 pub mod environment;
 pub mod explain;
-mod held;
+pub mod lookup;
 pub mod path;
 pub mod problem;
 pub mod read;
@@ -23,18 +24,23 @@ pub mod table;
 pub mod test_case;
 mod window;
 
+mod held;
 mod render;
 mod repair;
 mod similar;
 mod typed;
 mod yaml;
 
-pub use check::{PlannedTable, SqlPlanner, SqlProblem, check};
+pub use chain::{Latest, LatestOf, NoTable, StreamOrder, stream_table};
+pub use check::{PlannedTable, SqlPlanner, SqlProblem, TableKind, check};
 pub use code::{Code, explain_code};
 pub use device::{Device, DeviceDriver, Link};
 pub use document::{Document, Gateway, Limits, StoreSection, Web};
 pub use environment::{Environment, ProcessEnvironment, SecretError, resolve_secret};
 pub use explain::explain;
+pub use lookup::{
+    FileSource, HttpSource, HttpUrl, LookupColumn, LookupFormat, LookupSection, LookupSource,
+};
 pub use path::{Path, Step};
 pub use problem::{Problem, Problems, Severity};
 pub use read::{Loaded, SourceFile, load, load_and_check, load_other, read_sources, store_path};

@@ -115,7 +115,7 @@ fn note_damage(root: &mut Node, path: &Path, damaged: &mut Names) {
     let [Step::Key(section), Step::Index(index), ..] = path.0.as_slice() else {
         return;
     };
-    let sections = ["links", "devices", "streams", "sinks", "tests"];
+    let sections = ["links", "devices", "streams", "sinks", "lookups", "tests"];
     let Some(section) = sections.into_iter().find(|s| s == section) else {
         return;
     };

@@ -18,7 +18,9 @@ use crate::window::{Count, Cumulative, Hopping, Session, Sliding, State};
 pub struct StreamSection {
     /// The stream's name; part of record ids and of default topics.
     pub name: Name,
-    /// The tables that are read. A name with a hyphen needs double quotes in SQL: `FROM "a-b"`.
+    /// The tables and streams that are read. A name with a hyphen needs double quotes in SQL: `FROM
+    /// "a-b"`. A stream is a table of its results: `time` (their own, else the end of their window),
+    /// `device` (their own, else the stream's name), `quality`, `seq`, and their other columns.
     pub from: Vec<Name>,
     /// Which rows are taken together; left out, the SQL is applied to each batch as it comes.
     #[serde(default)]
@@ -27,7 +29,8 @@ pub struct StreamSection {
     #[serde(default = "default_allowed_lateness")]
     pub allowed_lateness: Span,
     /// How long a source may be silent before it no longer holds back the windows; left out, 5s, or
-    /// twice the time between two polls of its slowest device where that is longer.
+    /// twice the time between two polls of its slowest device where that is longer. Where streams with
+    /// windows are read, the time until those close comes on top.
     #[serde(default)]
     pub idle_after: Option<Span>,
     /// Which time decides about windows; `time` in the SQL is that time.
@@ -77,13 +80,18 @@ impl StreamSection {
     }
 
     /// How long a source may be silent before it no longer holds back the windows. A device that is
-    /// polled once a minute is not silent between two polls.
+    /// polled once a minute is not silent between two polls, and a stream not while its own windows
+    /// are open: how far its results are behind ([`StreamSection::lag`]) comes on top.
     pub fn effective_idle_after(&self, document: &Document) -> Duration {
+        self.own_idle_after(document) + self.lag(document)
+    }
+
+    /// The same for the devices behind this stream, whatever lies between.
+    pub(crate) fn own_idle_after(&self, document: &Document) -> Duration {
         if let Some(span) = self.idle_after {
             return span.duration();
         }
-        let reads = |table: &str| self.from.iter().any(|from| from.as_str() == table);
-        let polls = document.device_parts().filter(|(d, group)| reads(&d.table_of(*group)));
+        let polls = document.devices_behind(self);
         let slowest = polls.filter_map(|(device, group)| device.every(group)).max();
         slowest.map_or(IDLE_AFTER_MIN, |every| IDLE_AFTER_MIN.max(every * 2))
     }

@@ -7,6 +7,7 @@
 pub mod baseline;
 pub mod calendar;
 pub mod encode;
+pub mod lookup;
 pub mod sql;
 pub mod store;
 pub mod stream;
@@ -18,9 +19,12 @@ mod functions;
 
 pub use calendar::{Calendar, Zone};
 pub use functions::function_names;
-pub use sql::{Condition, Mode, Query, Sql, SqlError, TableSchema, rows_where};
+pub use lookup::Lookup;
+pub use sql::{
+    Condition, Mode, Query, Sql, SqlError, TableSchema, Tables, latest_names, rows_where,
+};
 pub use stream::{
-    Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Output, Progress, Stream,
-    StreamError, StreamSpec,
+    Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Latest, Output, Progress,
+    Stream, StreamError, StreamSpec,
 };
 pub use window::{Bounds, Window};

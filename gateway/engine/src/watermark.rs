@@ -45,6 +45,8 @@ impl Source {
 pub(crate) struct Watermark {
     lateness: i64,
     idle_after: i64,
+    /// How far behind the clock rows may come without being late, beside `lateness`.
+    lag: i64,
     /// A source that is further behind the newest one must catch up.
     behind_max: Option<i64>,
     /// When it was looked for such sources last.
@@ -77,6 +79,7 @@ impl Watermark {
         Self {
             lateness,
             idle_after,
+            lag: 0,
             behind_max: None,
             looked: now,
             now,
@@ -91,6 +94,12 @@ impl Watermark {
             newest: i64::MIN,
             current: None,
         }
+    }
+
+    /// Stays so far behind the clock where the clock is followed: rows come only after windows of
+    /// other streams have closed.
+    pub(crate) fn set_lag(&mut self, lag: i64) {
+        self.lag = lag;
     }
 
     /// Lets a source that is more than `span` behind the newest one hold nothing, unless it catches
@@ -230,7 +239,7 @@ impl Watermark {
     /// show that their source lives, and must not be late for not having been heard until now.
     pub(crate) fn follow(&mut self) {
         if self.known && !self.held && self.sources.iter().all(|source| !source.holds()) {
-            self.raise(self.now.saturating_sub(self.lateness));
+            self.raise(self.now.saturating_sub(self.lateness).saturating_sub(self.lag));
         }
     }
 
@@ -307,7 +316,8 @@ impl Watermark {
 
     /// When the clock, followed because all sources are idle, brings the watermark to `time`.
     pub(crate) fn clock_reaches(&self, time: i64) -> Option<i64> {
-        (self.known && !self.held).then(|| time.saturating_add(self.lateness))
+        let reached = time.saturating_add(self.lateness).saturating_add(self.lag);
+        (self.known && !self.held).then_some(reached)
     }
 
     fn settle(&mut self) {
@@ -430,6 +440,20 @@ mod tests {
             }
         }
         assert_eq!(marks.current(), expected);
+    }
+
+    /// A stream whose windows of 60 close 10 later feeds this one: when nothing has come for long,
+    /// the clock may be right only about what is 70 old.
+    #[test]
+    fn the_clock_is_followed_at_the_lag_of_what_comes_before() {
+        let mut marks = Watermark::new(1, 2, 100, 1000);
+        marks.set_lag(70);
+        seen(&mut marks, "windows", 900);
+        tick(&mut marks, 1100);
+        assert_eq!(marks.current(), Some(1028), "1100 - 2 - 70");
+        assert_eq!(marks.clock_reaches(1060), Some(1132));
+        // A window that began at 1040 is told at 1110, and is not late.
+        assert_eq!(seen(&mut marks, "windows", 1040), Some(1038));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::Path;
 use tidegate_config::{Loaded, Problems, ProcessEnvironment, load_and_check, read_sources};
 
 use super::{CONFIG_REFUSED, FAILURE, Format};
+use crate::apply::folder_of;
 use crate::cli::print::say;
 use crate::planner::EnginePlanner;
 
@@ -20,7 +21,8 @@ pub struct Checked {
 pub fn load_checked(path: &Path) -> Result<Checked, Problems> {
     let sources = read_sources(path)?;
     let planner = EnginePlanner::default();
-    let (loaded, warnings) = load_and_check(&sources, &ProcessEnvironment, &planner)?;
+    let (mut loaded, warnings) = load_and_check(&sources, &ProcessEnvironment, &planner)?;
+    loaded.document.anchor(&folder_of(path));
     Ok(Checked { loaded, warnings })
 }
 

@@ -2,13 +2,15 @@
 //! is computed; or an error code.
 
 use std::path::Path;
+use std::time::Duration;
 
 use tidegate_config::{Document, StreamSection, explain as explain_document, explain_code};
 use tidegate_engine::{Mode, Sql, Window};
 
 use super::FAILURE;
 use super::check::{fail, load_or_explain};
-use crate::build::stream_spec;
+use crate::build::{lookups, stream_spec};
+use crate::chain::{StreamTables, readers_of};
 use crate::cli::print::say;
 
 /// Memory that planning may use; nothing is executed.
@@ -45,9 +47,10 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
         Ok(sql) => sql,
         Err(error) => return fail(error),
     };
+    let (tables, lookups) = (StreamTables::plan(document, &sql), lookups(document));
     for stream in streams {
-        let spec = stream_spec(document, stream, stream.event_time);
-        let query = match spec.plan(&sql, &stream.sql) {
+        let spec = stream_spec(document, stream, stream.event_time, &tables);
+        let query = match spec.plan_with(&sql, &stream.sql, &lookups) {
             Ok(query) => query,
             Err(error) => {
                 eprintln!("tidegate: stream {}: {error}", stream.name);
@@ -57,8 +60,23 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
         // Below a whole document, what the engine says is a comment: the text stays YAML.
         let mark = if subject.is_none() { "# " } else { "" };
         say!("{}stream {}", if subject.is_none() { "\n# " } else { "" }, stream.name);
-        for table in &spec.tables {
+        let (from, aside) = spec.tables.split_at(spec.tables.len() - spec.side_tables);
+        for table in from {
             say!("{mark}  reads {} by its column `{}`", table.name, table.time_column);
+        }
+        for table in aside {
+            say!("{mark}  looks at the last rows of {}", table.name);
+        }
+        if tables.get(stream.name.as_str()).is_some() {
+            let readers = readers_of(document, stream.name.as_str());
+            let readers: Vec<_> = readers.map(|stream| stream.name.to_string()).collect();
+            say!("{mark}  is read by {}", readers.join(", "));
+        }
+        if spec.lag > 0 {
+            let seconds = Duration::from_micros(spec.lag.unsigned_abs());
+            say!(
+                "{mark}  waits {seconds:?} longer for silent sources: windows before it close first"
+            );
         }
         for line in query.explain().lines().take(if plan { usize::MAX } else { 1 }) {
             say!("{mark}  {line}");

@@ -21,6 +21,8 @@ use tidegate_web_ui::{
 
 use super::check::fail;
 use super::{FAILURE, TEMPORARY};
+use crate::cli::print::say;
+use crate::clock::{Clock, SystemClock};
 use crate::control::{Reply, ask};
 use crate::keeper::{StoreKeeper, everything};
 
@@ -71,6 +73,38 @@ async fn alone(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
     match closed {
         Ok(()) => code,
         Err(error) => fail(format_args!("store: {error}")).max(code),
+    }
+}
+
+/// Opens a store that was put back, so that its records get a new epoch; gives the exit code.
+pub(super) fn restored(folder: &Path) -> u8 {
+    if !is_store(folder) {
+        return fail(format_args!("there is no store in {}", folder.display()));
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(error),
+    };
+    let now = u64::try_from(SystemClock.now() / 1_000_000).unwrap_or(0);
+    let defaults = StoreOptions::new(folder, "", now);
+    let options = StoreOptions { max_bytes: u64::MAX, restored: true, ..defaults };
+    let store = match Store::open(options, Layout::default()) {
+        Ok((store, _)) => store,
+        Err(error @ StoreError::Locked { .. }) => {
+            fail(format_args!("{error}\n  hint: stop the gateway first"));
+            return TEMPORARY;
+        }
+        Err(error) => return fail(error),
+    };
+    let epoch = store.epoch();
+    let closed = runtime.block_on(store.close());
+    give_back(folder);
+    match closed {
+        Ok(()) => {
+            say!("records have epoch {epoch} from now on");
+            0
+        }
+        Err(error) => fail(format_args!("store: {error}")),
     }
 }
 

@@ -14,7 +14,7 @@ use tidegate_config::{Name, Rate};
 use tidegate_web_ui::{Exportable, Letters, Refusal, ReplayRate};
 
 use super::FAILURE;
-use super::keeper::{refuse, with};
+use super::keeper::{refuse, restored, with};
 use crate::cli::print::say;
 
 /// Which store is meant.
@@ -110,6 +110,15 @@ pub enum StoreCommand {
     Forget {
         /// The table or sink, as `store ls` shows it.
         name: String,
+        /// Which store.
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+    /// Say that the folder is an older copy, put back in the place of a store that had gone on.
+    ///
+    /// Records get a new epoch from then on, so that no id is given twice. Needs a gateway that does
+    /// not run: do it before the first start on the copy.
+    Restored {
         /// Which store.
         #[command(flatten)]
         store: StoreArgs,
@@ -249,6 +258,7 @@ pub fn store(command: StoreCommand) -> u8 {
                 Err(refusal) => refuse(&refusal),
             })
         }
+        StoreCommand::Restored { store } => restored(&store.store),
         StoreCommand::Compact { store, json } => with(&store.store, async |keeper| {
             shown(keeper.compact().await, json.json, show::compacted)
         }),

@@ -1,13 +1,16 @@
 //! How each kind of part is put together and started, with what the running gateway has for it.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{
-    Device, DeviceDriver, Link, Route, SinkSection, StreamSection, Table as TableConfig,
+    Device, DeviceDriver, Link, LookupSection, Route, SinkSection, StreamSection,
+    Table as TableConfig,
 };
 use tidegate_drivers::bus::{self, BusHandle};
 use tidegate_drivers::{ArrayPool, Fault, TableBuilder};
+use tidegate_engine::Lookup;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -16,12 +19,14 @@ use super::worker::{Worker, run};
 use super::{Running, TableEnds};
 use crate::batch::Batcher;
 use crate::build::{self, LinkPart};
+use crate::chain::Upstream;
 use crate::ledger::{self, SourceKeys};
+use crate::lookup::{Loads, LookupPart, lookup_copy};
 use crate::progress::Pulse;
 use crate::pump::{Asked, Pump, Queue, SinkCounts, SinkOutbox};
 use crate::route::Target;
 use crate::source::{Source, SourceCounts, Unsettled};
-use crate::status::{DeviceView, LinkView, SinkView, StreamView};
+use crate::status::{DeviceView, LinkView, LookupView, SinkView, StreamView};
 use crate::stream::{Routers, StreamCounts, StreamPart};
 use crate::supervisor::{Health, State};
 use crate::table::{Reader, Readers, Table};
@@ -32,16 +37,19 @@ impl Running {
         &self,
         stream: &StreamSection,
         wish: StreamWish,
-    ) -> Worker<StreamWish, StreamView> {
+    ) -> Worker<StreamWish, (StreamView, Arc<Readers>)> {
+        let mut spec =
+            build::stream_spec(&self.document, stream, stream.event_time, &self.stream_tables);
         let (tx, queue) = mpsc::channel(self.document.limits.stream_queue as usize);
-        for (index, table) in stream.from.iter().enumerate() {
-            if let Some(table) = self.tables.get(table.as_str()) {
-                table.ends.readers.add(Reader { queue: tx.clone(), table: index });
+        for (index, table) in spec.tables.iter().enumerate() {
+            let device = self.tables.get(&table.name).map(|table| &table.ends.readers);
+            let stream = self.streams.get(&table.name).map(|stream| &stream.ends.1);
+            if let Some(readers) = device.or(stream) {
+                readers.add(Reader { queue: tx.clone(), table: index });
             }
         }
         let (health, counts) = (Arc::new(Health::default()), Arc::new(StreamCounts::default()));
         let (shown, engine) = watch::channel(None);
-        let mut spec = build::stream_spec(&self.document, stream, stream.event_time);
         for table in &mut spec.tables {
             // One object for the table's rows and its streams: it need not be compared.
             match self.tables.get(table.name.as_str()) {
@@ -49,10 +57,18 @@ impl Running {
                 _ => {}
             }
         }
+        let readers = Arc::new(Readers::default());
+        let name: Arc<str> = stream.name.as_str().into();
+        let columns = self.stream_tables.get(&name).cloned();
+        let upstream = columns.map(|columns| Upstream::new(name.clone(), columns, readers.clone()));
+        let heard = self.document.devices_behind(stream).map(|(d, group)| d.part_name(group));
         let part = StreamPart {
+            tables: build::tables_of(&spec),
             spec,
-            name: stream.name.as_str().into(),
-            tables: stream.from.iter().map(|name| name.as_str().into()).collect(),
+            name,
+            upstream,
+            heard: heard.collect(),
+            lookups: self.lookups.values().map(|lookup| lookup.ends.lookup.clone()).collect(),
             sql_text: stream.sql.clone(),
             sql: self.sql.clone(),
             queue,
@@ -88,6 +104,35 @@ impl Running {
         let stop = CancellationToken::new();
         let task =
             run(&self.around.crews.compute, "stream", stream.name.as_str(), &health, &stop, part);
+        Worker { wish, ends: (view, readers), stop, task: Some(task) }
+    }
+
+    pub(super) fn lookup(
+        &self,
+        section: &LookupSection,
+        wish: LookupSection,
+    ) -> Worker<LookupSection, LookupView> {
+        let name = section.name.as_str();
+        let lookup = Arc::new(Lookup::new(name, section.schema()));
+        let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
+        let loads = Arc::new(Loads::default());
+        let view = LookupView {
+            name: name.to_owned(),
+            source: section.source.kind(),
+            lookup: lookup.clone(),
+            health: health.clone(),
+            loads: loads.clone(),
+        };
+        let part = LookupPart {
+            section: section.clone(),
+            lookup,
+            copy: lookup_copy(Path::new(&self.document.store.path), name),
+            clock: self.around.clock.clone(),
+            health: health.clone(),
+            loads,
+            stop: stop.clone(),
+        };
+        let task = run(&Handle::current(), "lookup", name, &health, &stop, part);
         Worker { wish, ends: view, stop, task: Some(task) }
     }
 

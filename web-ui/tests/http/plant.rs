@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_web_ui::{
     Answer, Applied, ApplyOutcome, ConfigProblem, ConfigStatus, Console, Control, DeviceStatus,
-    GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted, PartState, Readiness, Reason,
-    RowsByQuality, SinkHop, SinkLanes, SinkStatus, SourceHop, Status, StoreStatus, StreamHop,
-    StreamStatus,
+    GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted, LookupStatus, PartState,
+    Readiness, Reason, RowsByQuality, SinkHop, SinkLanes, SinkStatus, SourceHop, Status,
+    StoreStatus, StreamHop, StreamStatus,
 };
 
 /// A sink's name with all that a label value must escape.
@@ -101,6 +101,19 @@ pub(crate) fn status() -> Status {
         devices: vec![device()],
         streams: vec![stream()],
         sinks: vec![sink()],
+        lookups: vec![LookupStatus {
+            name: "limits".into(),
+            source: "csv".into(),
+            state: PartState::Down,
+            rows: 3,
+            bytes: 400,
+            loaded: Some("2026-11-29T10:00:00.000000Z".into()),
+            age_s: Some(12.5),
+            kept: true,
+            loads: 2,
+            failures: 1,
+            last_error: Some("limits.csv: no such file".into()),
+        }],
         store: StoreStatus {
             commits: 86_400,
             file_bytes: 1_048_576,

@@ -2,7 +2,7 @@
 
 use arrow_schema::{DataType, Schema};
 
-use super::{Checker, Results, path_of};
+use super::{Checker, Results, SqlPlanner, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
@@ -10,7 +10,7 @@ use crate::similar::suggest;
 use crate::{Scalar, StreamSection, StreamTest, Table, TestRow};
 
 impl Checker<'_> {
-    pub(super) fn cases(&mut self, results: &Results) {
+    pub(super) fn cases(&mut self, results: &Results, planner: &dyn SqlPlanner) {
         for (index, test) in self.document.tests.iter().enumerate() {
             let path = path_of("tests").then(index);
             if !self.refers("stream", "streams", &test.stream, &path.then("stream")) {
@@ -21,8 +21,12 @@ impl Checker<'_> {
                 continue;
             };
             let stream = &streams[at];
+            let looked_at = planner.latest(&stream.sql).into_iter();
+            let looked_at = looked_at.filter_map(|(name, _)| self.document.latest_of(&name));
+            let from = stream.from.iter().map(ToString::to_string);
+            let reads: Vec<String> = from.chain(looked_at.map(|of| of.table)).collect();
             for (row_index, row) in test.input.iter().enumerate() {
-                self.row(stream, row, &path.then("input").then(row_index));
+                self.row(stream, &reads, row, &path.then("input").then(row_index));
             }
             if let Some(result) = results.get(&at) {
                 self.expected(test, result, &path.join("expect.rows"));
@@ -30,13 +34,14 @@ impl Checker<'_> {
         }
     }
 
-    fn row(&mut self, stream: &StreamSection, row: &TestRow, path: &Path) {
-        let Some(table) = self.table_of(stream, row, path) else {
+    fn row(&mut self, stream: &StreamSection, reads: &[String], row: &TestRow, path: &Path) {
+        let Some(table) = self.table_of(stream, reads, row, path) else {
             return;
         };
         let names: Vec<_> = table.devices.iter().map(|d| &self.document.devices[*d].name).collect();
         match &row.device {
-            Some(device) if !names.contains(&device) => {
+            // The rows of a stream may be of any device.
+            Some(device) if !names.is_empty() && !names.contains(&device) => {
                 let known: Vec<_> = names.iter().map(|n| n.as_str()).collect();
                 let message = format!("the table `{}` has no device `{device}`", table.name);
                 let hint = suggest(device.as_str(), &known);
@@ -61,12 +66,18 @@ impl Checker<'_> {
         }
     }
 
-    /// The table of a row: what it says, or the stream's only one.
-    fn table_of(&mut self, stream: &StreamSection, row: &TestRow, path: &Path) -> Option<Table> {
+    /// The table of a row: what it says, or the stream's only one. `reads` are all that it may be.
+    fn table_of(
+        &mut self,
+        stream: &StreamSection,
+        reads: &[String],
+        row: &TestRow,
+        path: &Path,
+    ) -> Option<Table> {
         let name = match (&row.table, stream.from.as_slice()) {
-            (Some(name), from) if from.contains(name) => name,
-            (Some(name), from) => {
-                let known: Vec<_> = from.iter().map(crate::Name::as_str).collect();
+            (Some(name), _) if reads.iter().any(|read| read == name.as_str()) => name,
+            (Some(name), _) => {
+                let known: Vec<_> = reads.iter().map(String::as_str).collect();
                 let message = format!("the stream `{}` does not read `{name}`", stream.name);
                 let hint = suggest(name.as_str(), &known);
                 self.say(Code::UnknownName, &path.then("table"), message, hint.as_deref());

@@ -4,10 +4,12 @@
 //! One function for the file, the page and the cluster. No I/O, no side effects; the engine is
 //! behind [`SqlPlanner`]. An item that lost something while it was read is not blamed again.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use arrow_schema::SchemaRef;
 
+use crate::chain::NoTable;
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::{Problem, Problems};
@@ -18,8 +20,10 @@ use crate::{Document, Name, StreamSection, Table};
 pub mod bus;
 mod calendar;
 mod cases;
+mod chain;
 mod devices;
 mod limits;
+mod lookups;
 mod routes;
 mod shared;
 mod sinks;
@@ -31,10 +35,23 @@ pub use routes::{ERROR_COLUMN, REASON_COLUMN, with_text};
 /// A table as SQL is planned against it.
 #[derive(Debug, Clone)]
 pub struct PlannedTable<'a> {
-    /// The table's name.
-    pub name: &'a str,
+    /// The table's name; of one that `latest('…')` reads, the name that stands there.
+    pub name: Cow<'a, str>,
     /// All its columns.
     pub schema: SchemaRef,
+    /// What the SQL may do with it.
+    pub kind: TableKind,
+}
+
+/// How SQL may read a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TableKind {
+    /// Its rows come to the stream, which it names in `from`.
+    From,
+    /// Only by `latest('…')`: each device's last row.
+    Latest,
+    /// Loaded as a whole: it may be joined in any stream.
+    Lookup,
 }
 
 /// Plans SQL without running it: the border to the engine.
@@ -47,6 +64,9 @@ pub trait SqlPlanner {
         tables: &[PlannedTable<'_>],
         windowed: bool,
     ) -> Result<SchemaRef, SqlProblem>;
+
+    /// The names in `latest('…')` of a text, each once, with the line and column of the first.
+    fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))>;
 
     /// Why a stream keeps all rows of its windows, in a few words; `None` where they are folded as
     /// they come, and where the SQL cannot be planned.
@@ -76,6 +96,7 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
         tables: document.tables(),
         problems: Problems::new(),
         unsound: BTreeSet::new(),
+        no_tables: BTreeMap::new(),
     };
     checker.version();
     checker.names();
@@ -84,10 +105,11 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
     checker.devices();
     checker.buses();
     checker.sinks();
+    checker.lookups();
     let results = checker.streams(planner);
     checker.shared();
     checker.unused();
-    checker.cases(&results);
+    checker.cases(&results, planner);
     checker.problems.sorted()
 }
 
@@ -97,10 +119,13 @@ type Results = BTreeMap<usize, SchemaRef>;
 struct Checker<'a> {
     loaded: &'a Loaded,
     document: &'a Document,
+    /// Those of devices, and of streams that could be planned so far.
     tables: Vec<Table>,
     problems: Problems,
     /// Tables whose columns cannot be: no SQL is planned against them.
     unsound: BTreeSet<String>,
+    /// Streams whose results make no table, and why.
+    no_tables: BTreeMap<String, NoTable>,
 }
 
 impl<'a> Checker<'a> {
@@ -149,6 +174,7 @@ impl<'a> Checker<'a> {
             "devices" => named(section, &self.document.devices, |d| &d.name),
             "streams" => named(section, &self.document.streams, |s| &s.name),
             "sinks" => named(section, &self.document.sinks, |s| &s.name),
+            "lookups" => named(section, &self.document.lookups, |l| &l.name),
             _ => Vec::new(),
         }
     }
@@ -162,7 +188,7 @@ impl<'a> Checker<'a> {
 
     /// A name stands once in its section; streams share SQL's names with tables.
     fn names(&mut self) {
-        for section in ["links", "devices", "streams", "sinks"] {
+        for section in ["links", "devices", "streams", "sinks", "lookups"] {
             let mut seen: BTreeMap<&str, Path> = BTreeMap::new();
             for (name, path) in self.section(section) {
                 match seen.get(name.as_str()) {
@@ -173,13 +199,20 @@ impl<'a> Checker<'a> {
                 }
             }
         }
-        for (name, path) in self.section("streams") {
-            let Some(table) = self.tables.iter().find(|t| t.name == name.as_str()) else {
-                continue;
-            };
-            let message = format!("the stream `{name}` is called like the table `{}`", table.name);
-            let hint = "streams and tables share the names of SQL: call it otherwise";
-            self.say(Code::NameTwice, &path.then("name"), message, Some(hint));
+        for (what, section) in [("stream", "streams"), ("lookup", "lookups")] {
+            for (name, path) in self.section(section) {
+                let kind = if self.tables.iter().any(|t| t.name == name.as_str()) {
+                    "table"
+                } else if what == "lookup" && self.document.streams.iter().any(|s| s.name == *name)
+                {
+                    "stream"
+                } else {
+                    continue;
+                };
+                let message = format!("the {what} `{name}` is called like the {kind} `{name}`");
+                let hint = "tables, streams and lookups share the names of SQL: call it otherwise";
+                self.say(Code::NameTwice, &path.then("name"), message, Some(hint));
+            }
         }
         let mut seen: BTreeMap<&str, Path> = BTreeMap::new();
         for (index, test) in self.document.tests.iter().enumerate() {

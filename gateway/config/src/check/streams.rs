@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Checker, PlannedTable, Results, SqlPlanner, SqlProblem, path_of};
+use super::{Checker, Results, SqlPlanner, SqlProblem, TableKind, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
@@ -11,16 +11,17 @@ use crate::{StreamSection, Window};
 impl Checker<'_> {
     pub(super) fn streams(&mut self, planner: &dyn SqlPlanner) -> Results {
         let (mut results, mut held) = (Results::new(), Vec::new());
-        for (index, stream) in self.document.streams.iter().enumerate() {
+        for index in self.stream_order(planner) {
+            let stream = &self.document.streams[index];
             let path = path_of("streams").then(index);
             let tables_known = self.from(stream, &path);
             self.routes(stream, &path);
             if self.is_damaged("streams", &stream.name) {
                 continue;
             }
-            if stream.to.is_empty() {
+            if stream.to.is_empty() && !self.is_read(stream, planner) {
                 let message = format!("the results of `{}` go nowhere", stream.name);
-                let hint = "name a sink: `to: [ { sink: … } ]`";
+                let hint = "name a sink, `to: [ { sink: … } ]`, or let another stream read it";
                 self.say(Code::NoSink, &path.then("to"), message, Some(hint));
             }
             self.window(stream, &path);
@@ -30,15 +31,14 @@ impl Checker<'_> {
             if let Some(window) = &stream.window {
                 self.window_columns(planner, stream, window, &path);
             }
-            let tables: Vec<_> = self
-                .tables
-                .iter()
-                .filter(|t| stream.from.iter().any(|name| name.as_str() == t.name))
-                .map(|t| PlannedTable { name: &t.name, schema: t.columns.clone() })
-                .collect();
-            let columns: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
+            let Some(tables) = self.planned_tables(stream, planner, &path) else {
+                continue;
+            };
+            let from = tables.iter().filter(|table| table.kind == TableKind::From);
+            let columns: Vec<_> = from.map(|table| table.schema.clone()).collect();
             match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
                 Ok(schema) => {
+                    self.becomes_table(stream, &schema);
                     self.conditions(planner, stream, &schema, &columns, &path);
                     results.insert(index, schema);
                     held.extend(planner.keeps_rows(self.document, stream).map(|why| (index, why)));
@@ -97,21 +97,29 @@ impl Checker<'_> {
         usable
     }
 
-    /// Notes a table that is none; a device or a stream of that name is a common slip.
+    /// Notes a table that is none; a device or a lookup of that name is a common slip. False where
+    /// SQL cannot be planned against it.
     fn reads(&mut self, table: &crate::Name, path: &Path) -> bool {
+        if self.tables.iter().any(|t| t.name == table.as_str()) {
+            return true;
+        }
+        if self.document.streams.iter().any(|s| s.name == *table) {
+            return self.reads_stream(table, path);
+        }
+        if self.is_damaged("streams", table) || self.is_damaged("lookups", table) {
+            return false;
+        }
         let device = self.document.devices.iter().find(|d| d.name == *table);
-        let known = self.tables.iter().any(|t| t.name == table.as_str());
         let hint = match device {
-            Some(device) if !known => {
-                format!(
-                    "the device `{table}` puts its rows into the table `{}`",
-                    device.table_name()
-                )
+            Some(device) => format!(
+                "the device `{table}` puts its rows into the table `{}`",
+                device.table_name()
+            ),
+            None if self.document.lookups.iter().any(|l| l.name == *table) => {
+                "a lookup has no rows that come: leave it out here, and join it in the SQL"
+                    .to_owned()
             }
-            _ if !known && self.document.streams.iter().any(|s| s.name == *table) => {
-                "streams cannot read other streams yet".to_owned()
-            }
-            _ => return self.refers("table", "tables", table, path),
+            None => return self.refers("table", "tables", table, path),
         };
         self.say(Code::UnknownName, path, format!("there is no table `{table}`"), Some(&hint));
         false

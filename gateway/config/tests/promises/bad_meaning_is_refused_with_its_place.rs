@@ -207,7 +207,7 @@ fn kinds_of_windows() {
         ),
         (
             &window("{ state: { begin: a > 80, end: level < 70, length_max: 0s } }"),
-            &[("E0405", 11, 68, "at most 0s"), ("E0501", 11, 31, "there is no column a")],
+            &[("E0501", 11, 31, "there is no column a"), ("E0405", 11, 68, "at most 0s")],
         ),
     ]);
 }
@@ -264,7 +264,7 @@ fn streams() {
         ),
         (&SOUND.replace("from: [waves]", "from: []"), &[("E0412", 9, 11, "names no table")]),
         (&SOUND.replace("from: [waves]", "from: [waves, waves]"), &[("E0302", 9, 19, "twice")]),
-        (&SOUND.replace("from: [waves]", "from: [out_1]"), &[("E0303", 9, 12, "yet")]),
+        (&SOUND.replace("from: [waves]", "from: [out_1]"), &[("E0307", 9, 12, "circle")]),
     ]);
 }
 
@@ -514,6 +514,99 @@ fn names_of_points_are_told_once() {
             "devices:\n  - name: f\n    driver: { generate: { points: [ { name: a, value: { constant: \
              1 } }, { name: a, value: { constant: 1 } } ] } }\n",
             &[("E0306", 5, 82, "the point `a` stands twice")],
+        ),
+    ]);
+}
+
+#[test]
+fn streams_that_read_streams() {
+    let tail = "sinks: [ { name: out, driver: { stdout: {} } } ]\n";
+    let device = "devices:\n  - { name: m, driver: { generate: { points: [ { name: v, value: { constant: 1 } } \
+                  ] } } }\nstreams:\n";
+    let stream = |name: &str, from: &str, window: bool, sql: &str, to: &str| {
+        let window = if window { "window: { tumbling: { size: 10s } }, " } else { "" };
+        format!("  - {{ name: {name}, from: [{from}], {window}sql: \"{sql}\"{to} }}\n")
+    };
+    let to = ", to: [ { sink: out } ]";
+    let case = |streams: &[String]| format!("{device}{}{tail}", streams.concat());
+    let a = |to: &str| stream("a", "m", true, "SELECT v FROM m", to);
+    cases(&[
+        // In any order, and without a sink of its own.
+        (&case(&[stream("b", "a", true, "SELECT v FROM a", to), a("")]), &[]),
+        (
+            &case(&[a("")]),
+            &[("W0410", 6, 5, "let another stream read it"), ("W0411", 7, 18, "no stream sends")],
+        ),
+        // The columns of the one are known to the other, and its tests.
+        (
+            &format!(
+                "{}tests:\n  - {{ name: t, stream: b, input: [ {{ at: 1s, device: any, v: 1.5 }}, {{ at: 1s, \
+                 w: 1 }} ], expect: {{ late: 0 }} }}\n",
+                case(&[a(""), stream("b", "a", true, "SELECT v FROM a", to)])
+            ),
+            &[("E0601", 10, 79, "no column `w`")],
+        ),
+        (
+            &case(&[
+                stream("a", "c", false, "SELECT v FROM c", to),
+                stream("b", "a", false, "SELECT v FROM a", to),
+                stream("c", "b", false, "SELECT v FROM b", to),
+                stream("d", "d", false, "SELECT v FROM d", to),
+            ]),
+            &[
+                ("E0307", 6, 23, "`a` reads `c` reads `b` reads `a`"),
+                ("E0307", 9, 23, "`d` reads `d`"),
+            ],
+        ),
+        (
+            &case(&[
+                stream("a", "m", false, "SELECT v FROM m", ""),
+                stream("b", "a", true, "SELECT v FROM a", to),
+            ]),
+            &[("E0308", 7, 23, "add `time` to its SELECT")],
+        ),
+        (
+            &case(&[stream("b", "m", true, "SELECT v FROM m JOIN latest('n')", to)]),
+            &[("E0303", 6, 91, "there is no table, stream or device `n`")],
+        ),
+    ]);
+}
+
+#[test]
+fn lookups() {
+    let lookup = |name: &str, rest: &str| {
+        format!("lookups:\n  - {{ name: {name}, source: {{ csv: {{ path: a.csv }} }}, {rest} }}\n")
+    };
+    let column = "columns: [ { name: device, type: string } ]";
+    cases(&[
+        (&format!("{SOUND}{}", lookup("limits", column)), &[]),
+        (
+            &format!("{SOUND}{}", lookup("waves", column)),
+            &[("E0302", 16, 13, "called like the table `waves`")],
+        ),
+        (
+            &format!("{SOUND}{}", lookup("out_1", column)),
+            &[("E0302", 16, 13, "called like the stream `out_1`")],
+        ),
+        (
+            &format!("{SOUND}{}", lookup("limits", "columns: []")),
+            &[("E0412", 16, 64, "has no column")],
+        ),
+        (
+            &format!(
+                "{SOUND}{}",
+                lookup("l", &format!("{column}, max_rows: 0, max_bytes: 1GiB, refresh: 10ms"))
+            ),
+            &[
+                ("E0409", 16, 105, "from 1 to"),
+                ("E0409", 16, 119, "up to 64MiB"),
+                ("E0406", 16, 134, "1s or more"),
+            ],
+        ),
+        (
+            "lookups:\n  - { name: l, source: { http: { url: \"ftp://a/b\" } }, columns: [ { name: a, type: \
+             f64 } ] }\n",
+            &[("E0204", 4, 39, "is not an HTTP address")],
         ),
     ]);
 }

@@ -14,6 +14,7 @@ fn folder() -> PathBuf {
 fn examples() -> Vec<(String, Document)> {
     let mut files: Vec<_> =
         std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|ending| ending == "yaml"));
     files.sort();
     let load = |file: &PathBuf| {
         let name = file.file_name().unwrap().to_str().unwrap().to_owned();

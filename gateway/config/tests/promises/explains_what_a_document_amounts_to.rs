@@ -75,7 +75,10 @@ fn what_is_shown_loads_to_the_same_document() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../board-configs/examples");
     let mut texts = vec![TEXT.to_owned()];
     for entry in std::fs::read_dir(folder).unwrap() {
-        texts.push(read_sources(&entry.unwrap().path()).unwrap().remove(0).text);
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|ending| ending == "yaml") {
+            texts.push(read_sources(&path).unwrap().remove(0).text);
+        }
     }
     for text in texts {
         let loaded = load(&[source("t.yaml", &text)], &environment()).unwrap();

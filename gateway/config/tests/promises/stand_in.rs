@@ -31,18 +31,28 @@ impl SqlPlanner for Planner {
             }
         }
         let table = tables.first().expect("a table");
-        assert!(sql.contains(table.name), "{sql} does not read {}", table.name);
+        assert!(sql.contains(&*table.name), "{sql} does not read {}", table.name);
         let sql = sql.replace('\n', " ");
         let columns = sql.split("SELECT ").nth(1).and_then(|s| s.split(" FROM").next()).unwrap();
         let fields: Vec<_> = columns
             .split(", ")
             .map(|column| {
                 let name = column.rsplit(' ').next().unwrap().trim_matches('"');
-                let known = table.schema.field_with_name(name).map(|f| f.data_type().clone());
+                let fields = tables.iter().map(|table| table.schema.field_with_name(name));
+                let known = fields.flatten().next().map(|f| f.data_type().clone());
                 Field::new(name, known.unwrap_or(DataType::Float64), true)
             })
             .collect();
         Ok(Arc::new(Schema::new(fields)))
+    }
+
+    /// The first name in `latest('…')`, which stands on one line.
+    fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))> {
+        let Some((before, after)) = sql.split_once("latest('") else {
+            return Vec::new();
+        };
+        let name = after.split('\'').next().unwrap().to_owned();
+        vec![(name, (1, u32::try_from(before.len()).unwrap() + 1))]
     }
 
     /// Where the SQL speaks of a median.
@@ -68,6 +78,10 @@ impl SqlPlanner for Refusing {
     fn plan(&self, _: &str, _: &[PlannedTable<'_>], _: bool) -> Result<SchemaRef, SqlProblem> {
         let position = Some((2, 70));
         Err(SqlProblem { message: "refused".to_owned(), position, hint: None })
+    }
+
+    fn latest(&self, _: &str) -> Vec<(String, (u32, u32))> {
+        Vec::new()
     }
 
     fn keeps_rows(&self, _: &Document, _: &StreamSection) -> Option<String> {

@@ -17,7 +17,6 @@ use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::logical_expr::{Expr, ExprSchemable, Volatility};
 use datafusion::physical_expr::PhysicalExpr;
 
-use super::planner::CountingPlanner;
 use super::{Sql, SqlError, end_of, guard, on_a_deep_stack};
 
 /// A planned SQL condition.
@@ -32,7 +31,7 @@ impl Sql {
     /// millisecond and needs no runtime.
     pub fn condition(&self, text: &str, schema: &SchemaRef) -> Result<Condition, SqlError> {
         guard::check(text, false)?;
-        let state = self.state(&[], &[], None, &Arc::new(CountingPlanner::default()))?;
+        let state = self.bare_state(None)?;
         let expression = on_a_deep_stack(|| {
             let columns = DFSchema::try_from(Arc::clone(schema))?;
             let expr = state.create_logical_expr(text, &columns).map_err(|error| {

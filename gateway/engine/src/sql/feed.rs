@@ -13,7 +13,8 @@ use arrow::record_batch::RecordBatch;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Result, internal_err};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::{Partitioning, PhysicalExpr};
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_expr::{Partitioning, PhysicalExpr, PhysicalSortExpr};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::limit::GlobalLimitExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
@@ -33,6 +34,11 @@ pub(super) struct Feed {
 impl Feed {
     pub(super) fn new(schema: SchemaRef) -> Self {
         Self { schema, rows: Mutex::new(Vec::new()) }
+    }
+
+    /// The number of its columns.
+    pub(super) fn width(&self) -> usize {
+        self.schema.fields().len()
     }
 
     pub(super) fn fill(&self, rows: Vec<RecordBatch>) {
@@ -72,6 +78,8 @@ pub(super) fn in_order(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn Execution
 struct InOrder {
     input: Arc<dyn ExecutionPlan>,
     properties: Arc<PlanProperties>,
+    /// Made by [`told_in_order`].
+    told: bool,
 }
 
 impl InOrder {
@@ -85,8 +93,23 @@ impl InOrder {
             input.pipeline_behavior(),
             input.boundedness(),
         );
-        Self { input, properties: Arc::new(properties) }
+        Self { input, properties: Arc::new(properties), told: false }
     }
+}
+
+/// Says of a plan's rows that their order has a meaning, where a join would else give rows that match
+/// nothing after the others. By which column is of no account once nothing is planned any more.
+pub(super) fn told_in_order(input: &Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+    let InOrder { input, properties, .. } = InOrder::new(Arc::clone(input));
+    let mut equivalence = properties.equivalence_properties().clone();
+    if let Some(first) = input.schema().fields().first() {
+        let first = Arc::new(Column::new(first.name(), 0));
+        equivalence.add_ordering([PhysicalSortExpr::new_default(first)]);
+    }
+    let (behavior, boundedness) = (input.pipeline_behavior(), input.boundedness());
+    let one = Partitioning::UnknownPartitioning(1);
+    let properties = Arc::new(PlanProperties::new(equivalence, one, behavior, boundedness));
+    Arc::new(InOrder { input, properties, told: true })
 }
 
 impl DisplayAs for InOrder {
@@ -122,7 +145,7 @@ impl ExecutionPlan for InOrder {
         let Some(input) = children.pop() else {
             return internal_err!("InOrder has one child");
         };
-        Ok(Arc::new(Self::new(input)))
+        Ok(if self.told { told_in_order(&input) } else { Arc::new(Self::new(input)) })
     }
 
     fn execute(

@@ -20,15 +20,16 @@ mod pool;
 mod refusals;
 #[cfg(test)]
 mod shapes;
+mod sides;
 mod timed;
 mod together;
 
+use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::catalog::{
     CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList,
     MemorySchemaProvider, SchemaProvider,
@@ -51,13 +52,16 @@ use futures::{FutureExt, TryStreamExt};
 pub use condition::{Condition, rows_where};
 pub use error::SqlError;
 pub use mode::Mode;
+pub use sides::{Tables, latest_names};
 
 use crate::functions::{self, BoundsCell, Memory};
+use crate::lookup::Lookup;
 use crate::window::{Bounds, Window};
 use feed::Feed;
 use incremental::{Incremental, Refusal};
 pub(crate) use planner::CountingPlanner;
 use pool::Bounded;
+use sides::Sides;
 use together::Twin;
 
 /// A table that SQL may name.
@@ -111,29 +115,45 @@ impl Sql {
         tables: &[TableSchema],
         windowed: bool,
     ) -> Result<Query, SqlError> {
+        self.plan_with(sql, &Tables { from: tables, latest: &[], lookups: &[] }, windowed)
+    }
+
+    /// The same where SQL may also look at each device's last row, by `latest('…')`, and at
+    /// lookups. Without a window these are all that may be joined: each row stays by itself.
+    pub fn plan_with(
+        &self,
+        sql: &str,
+        tables: &Tables<'_>,
+        windowed: bool,
+    ) -> Result<Query, SqlError> {
         guard::check(sql, windowed)?;
         let cell = Arc::new(BoundsCell::default());
-        let feeds: Vec<Arc<Feed>> =
-            tables.iter().map(|table| Arc::new(Feed::new(Arc::clone(&table.schema)))).collect();
+        let feed = |table: &TableSchema| Arc::new(Feed::new(Arc::clone(&table.schema)));
+        let feeds: Vec<Arc<Feed>> = tables.from.iter().map(feed).collect();
         let planner = Arc::new(CountingPlanner::default());
-        let state = self.state(tables, &feeds, windowed.then_some(&cell), &planner)?;
+        let mut sides = Sides::new(tables, &feeds)?;
+        let state = self.state(tables, &sides, windowed.then_some(&cell), &planner)?;
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, windowed, &cell))
+            futures::executor::block_on(Planned::new(&state, sql, tables, &sides, windowed, &cell))
         })?;
-        let (mode, parts) = if windowed {
-            match Incremental::of(&plan.physical, &feeds) {
-                Ok(parts) => (Mode::Incremental, Some(parts)),
-                Err(Refusal::Reason(reason)) => (Mode::Recompute { reason }, None),
-                Err(Refusal::Failed(error)) => return Err(error.into()),
+        sides.note(&plan.physical)?;
+        let (mode, parts) = match windowed.then(|| Incremental::of(&plan.physical, &feeds)) {
+            None => (Mode::Stateless, None),
+            Some(_) if sides.are_read() => {
+                let reason = "it looks at other tables when the window is over".to_owned();
+                (Mode::Recompute { reason }, None)
             }
-        } else {
-            (Mode::Stateless, None)
+            Some(Ok(parts)) => (Mode::Incremental, Some(parts)),
+            Some(Err(Refusal::Reason(reason))) => (Mode::Recompute { reason }, None),
+            Some(Err(Refusal::Failed(error))) => return Err(error.into()),
         };
         Ok(Query {
             sql: sql.to_owned(),
             mode,
             parts,
             feeds,
+            sides,
+            warm: None,
             cell,
             context: state.task_ctx(),
             plan,
@@ -143,18 +163,23 @@ impl Sql {
         })
     }
 
+    /// A state that knows no table.
+    fn bare_state(&self, window: Option<&Arc<BoundsCell>>) -> Result<SessionState, SqlError> {
+        let none = Tables { from: &[], latest: &[], lookups: &[] };
+        self.state(&none, &Sides::new(&none, &[])?, window, &Arc::default())
+    }
+
     fn state(
         &self,
-        tables: &[TableSchema],
-        feeds: &[Arc<Feed>],
+        tables: &Tables<'_>,
+        sides: &Sides,
         window: Option<&Arc<BoundsCell>>,
         planner: &Arc<CountingPlanner>,
     ) -> Result<SessionState, SqlError> {
         let schema = MemorySchemaProvider::new();
-        for (table, feed) in tables.iter().zip(feeds) {
-            let provider = StreamingTable::try_new(Arc::clone(&table.schema), vec![feed.clone()])?;
-            if schema.register_table(table.name.clone(), Arc::new(provider))?.is_some() {
-                return Err(SqlError::new(format!("table `{}` is given twice", table.name)));
+        for (name, provider) in sides.named(tables) {
+            if schema.register_table(name.clone(), provider)?.is_some() {
+                return Err(SqlError::new(format!("table `{name}` is given twice")));
             }
         }
         let catalog = MemoryCatalogProvider::new();
@@ -176,6 +201,7 @@ impl Sql {
             .with_scalar_functions(scalars)
             .with_aggregate_functions(aggregates)
             .with_window_functions(SessionStateDefaults::default_window_functions())
+            .with_table_function_list(vec![sides.function()])
             .build())
     }
 }
@@ -243,6 +269,8 @@ struct Planned {
     text: LogicalPlan,
     logical: LogicalPlan,
     physical: Arc<dyn ExecutionPlan>,
+    /// Rows have to be computed one by one, or their order would be lost.
+    by_row: bool,
     memory: Memory,
 }
 
@@ -250,13 +278,19 @@ impl Planned {
     async fn new(
         state: &SessionState,
         sql: &str,
-        tables: &[TableSchema],
+        tables: &Tables<'_>,
+        sides: &Sides,
         windowed: bool,
         cell: &Arc<BoundsCell>,
     ) -> Result<Self, SqlError> {
         let known = || {
-            let names: Vec<&str> = tables.iter().map(|t| t.name.as_str()).collect();
-            format!("tables of this stream: {}", names.join(", "))
+            let names: Vec<&str> = tables.from.iter().map(|t| t.name.as_str()).collect();
+            let lookups: Vec<&str> = tables.lookups.iter().map(|l| l.name()).collect();
+            let tables = format!("tables of this stream: {}", names.join(", "));
+            if lookups.is_empty() {
+                return tables;
+            }
+            format!("{tables}; lookups: {}", lookups.join(", "))
         };
         let dialect = &state.config_options().sql_parser.dialect;
         let statement = state.sql_to_statement(sql, dialect).map_err(|error| {
@@ -283,16 +317,32 @@ impl Planned {
             .with_allow_statements(false)
             .verify_plan(&plan)
             .map_err(|_| check::not_a_select())?;
-        check::plan(&plan, windowed)
+        check::plan(&plan, windowed, sides)
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
         let text = plan.clone();
-        let plan = timed::with_times(plan, tables)?;
+        let plan = timed::with_times(plan, tables.from)?;
         let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
         let logical = state.optimize(&plan)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
-        Ok(Self { text, logical, physical: feed::in_order(physical)?, memory })
+        let physical = feed::in_order(physical)?;
+        let (physical, by_row) =
+            if windowed { (physical, false) } else { sides.keep_order(physical)? };
+        Ok(Self { text, logical, physical, by_row, memory })
     }
 }
+
+/// A plan that ran without a window, whose joins still have the tables beside the rows as they built
+/// them: a batch of one row is not to cost a look at each row of a lookup.
+#[derive(Debug)]
+struct Warm {
+    plan: Arc<dyn ExecutionPlan>,
+    /// Of the tables beside the rows.
+    version: u64,
+    runs: u32,
+}
+
+/// Runs of a plan that is not reset at most: its metrics grow with each.
+const WARM_RUNS: u32 = 1_000;
 
 /// A planned SELECT.
 #[derive(Debug)]
@@ -302,6 +352,8 @@ pub struct Query {
     /// Where it can be computed in pieces.
     parts: Option<Incremental>,
     feeds: Vec<Arc<Feed>>,
+    sides: Sides,
+    warm: Option<Warm>,
     cell: Arc<BoundsCell>,
     context: Arc<TaskContext>,
     plan: Planned,
@@ -319,8 +371,11 @@ impl Query {
         let [feed] = &self.feeds[..] else {
             return Ok(self);
         };
+        if self.sides.are_read() {
+            return Ok(self);
+        }
         let (table, output) = (feed.schema(), self.plan.physical.schema());
-        let state = sql.state(&[], &[], Some(&self.cell), &Arc::default())?;
+        let state = sql.bare_state(Some(&self.cell))?;
         let twin = Twin::of(&self.plan.text, table, &output, &state, &self.cell);
         self.twin = on_a_deep_stack(|| Ok(futures::executor::block_on(twin)))?;
         Ok(self)
@@ -381,11 +436,34 @@ impl Query {
             Some(_) => "; windows that are over together are computed in one execution",
             None => "",
         };
+        let latest = self.sides.latest().map(|name| format!("latest('{name}')"));
+        let lookups = self.sides.lookups().map(|lookup| lookup.name().to_owned());
+        let beside: Vec<String> = latest.chain(lookups).collect();
+        let beside = match beside.as_slice() {
+            [] => String::new(),
+            beside => format!("; looks at {}", beside.join(", ")),
+        };
         format!(
-            "mode: {mode}{together}\nlogical plan:\n{}\nphysical plan:\n{}",
+            "mode: {mode}{together}{beside}\nlogical plan:\n{}\nphysical plan:\n{}",
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )
+    }
+
+    /// The lookups that the SQL reads. One that was never loaded is empty.
+    pub fn lookups(&self) -> impl Iterator<Item = &Arc<Lookup>> {
+        self.sides.lookups()
+    }
+
+    /// The columns that the SQL reads of what `latest` reads, by index as given to
+    /// [`Sql::plan_with`].
+    pub(crate) fn latest_columns(&self, index: usize) -> BTreeSet<usize> {
+        self.sides.latest_columns(index)
+    }
+
+    /// Gives `latest` its rows, which stay until there are others.
+    pub(crate) fn set_latest(&mut self, index: usize, rows: RecordBatch) {
+        self.sides.set_latest(index, rows);
     }
 
     /// Says how the windows are made that this query runs over, before it first runs: functions
@@ -425,16 +503,17 @@ impl Query {
     ) -> Result<Vec<RecordBatch>, SqlError> {
         assert_eq!(inputs.len(), self.feeds.len(), "rows for each table of the query");
         assert_eq!(bounds.is_some(), self.windowed(), "bounds exactly where there is a window");
-        for (feed, rows) in self.feeds.iter().zip(inputs) {
-            feed.fill(rows);
-        }
         if let Some(bounds) = bounds {
             self.cell.set(bounds);
         }
-        let result = self.run_once(&self.plan.physical).await;
+        self.sides.fill_lookups();
+        self.plan.memory.begin();
+        let result = self.run_over(inputs).await;
+        self.settle(result.is_ok());
         for feed in &self.feeds {
             feed.fill(Vec::new());
         }
+        self.sides.clear_lookups();
         result
     }
 
@@ -442,12 +521,41 @@ impl Query {
     async fn run_once(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
         self.plan.memory.begin();
         let result = self.run(plan).await;
-        if result.is_ok() {
+        self.settle(result.is_ok());
+        result
+    }
+
+    /// Keeps what functions remember of a run that did not fail.
+    fn settle(&self, done: bool) {
+        if done {
             self.plan.memory.commit();
         } else {
             self.plan.memory.rollback();
         }
-        result
+    }
+
+    /// Runs the plan over all rows at once, or over each by itself.
+    async fn run_over(
+        &mut self,
+        inputs: Vec<Vec<RecordBatch>>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        if !self.plan.by_row {
+            for (feed, rows) in self.feeds.iter().zip(inputs) {
+                feed.fill(rows);
+            }
+            return self.run_own().await;
+        }
+        let mut results = Vec::new();
+        for (feed, batches) in self.feeds.clone().into_iter().zip(inputs) {
+            for batch in batches {
+                for row in 0..batch.num_rows() {
+                    feed.fill(vec![batch.slice(row, 1)]);
+                    results.extend(self.run_own().await?);
+                }
+            }
+            feed.fill(Vec::new());
+        }
+        Ok(results)
     }
 
     /// Runs the query over many windows at once, in order: for each its bounds, and how many of the
@@ -484,11 +592,35 @@ impl Query {
         Ok(results)
     }
 
+    /// Runs the query's own plan, with what its joins built the last time where that still holds.
+    async fn run_own(&mut self) -> Result<Vec<RecordBatch>, SqlError> {
+        // Rows that come are on the probe side of every join, of which nothing is kept.
+        if self.windowed() || self.plan.by_row || !self.sides.are_read() {
+            return self.run(&self.plan.physical).await;
+        }
+        let version = self.sides.version();
+        let warm = self.warm.take();
+        let warm = warm.filter(|warm| warm.version == version && warm.runs < WARM_RUNS);
+        let (plan, runs) = match warm {
+            Some(warm) => (warm.plan, warm.runs),
+            None => (reset_plan_states(Arc::clone(&self.plan.physical))?, 0),
+        };
+        let results = self.run_as_it_is(&plan).await?;
+        self.warm = Some(Warm { plan, version, runs: runs + 1 });
+        Ok(results)
+    }
+
     /// Runs a plan to its end. It keeps what it built (a join's table, a limit's count); a reset
     /// copy has nothing.
     async fn run(&self, plan: &Arc<dyn ExecutionPlan>) -> Result<Vec<RecordBatch>, SqlError> {
+        self.run_as_it_is(&reset_plan_states(Arc::clone(plan))?).await
+    }
+
+    async fn run_as_it_is(
+        &self,
+        plan: &Arc<dyn ExecutionPlan>,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
         unpanicked(async {
-            let plan = reset_plan_states(Arc::clone(plan))?;
             let mut results = Vec::new();
             for partition in 0..plan.output_partitioning().partition_count() {
                 let mut stream = plan.execute(partition, Arc::clone(&self.context))?;

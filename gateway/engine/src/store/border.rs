@@ -37,6 +37,9 @@ pub struct StoreOptions {
     /// The epoch of a store that is made anew, if it is larger than any epoch known here: Unix
     /// seconds. A store that exists keeps its own.
     pub epoch_hint: u64,
+    /// The folder is an older copy, put in the place of a store that had gone on: new records get a new
+    /// epoch, because ids that follow from what the copy knows were given already.
+    pub restored: bool,
 }
 
 impl StoreOptions {
@@ -52,6 +55,7 @@ impl StoreOptions {
             ring_bytes: 16 << 20,
             gateway: gateway.into(),
             epoch_hint,
+            restored: false,
         }
     }
 }

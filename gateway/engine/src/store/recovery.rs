@@ -462,12 +462,14 @@ impl Opening<'_> {
             self.recovery.progress_lost = lost.iter().map(ToString::to_string).collect();
             let epoch = state.meta.epoch;
             tracing::error!(epoch, "progress may be lost: new epoch");
+        } else if self.options.restored {
+            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
         }
         state.meta.gateway.clone_from(&self.options.gateway);
         let upgraded = self.recovery.upgraded_from.is_some();
         if book.files.tree.is_none() {
             self.make_tree(book, state)?;
-        } else if upgraded || rebuilt || renamed || is_broken {
+        } else if upgraded || rebuilt || renamed || is_broken || self.options.restored {
             checkpoint(book, state, false).map_err(|trouble| self.failed(&trouble))?;
         }
         book.files.shelves.sweep_folder().map_err(|error| self.error(TREE, error))?;

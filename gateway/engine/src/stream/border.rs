@@ -1,8 +1,11 @@
 //! What goes into a stream and what comes out of it.
 
+use std::sync::Arc;
+
 use arrow::record_batch::RecordBatch;
 
-use crate::sql::{Query, Sql, SqlError, TableSchema};
+use crate::lookup::Lookup;
+use crate::sql::{Query, Sql, SqlError, TableSchema, Tables};
 use crate::store::StateChange;
 use crate::window::{Bounds, Window};
 
@@ -13,8 +16,14 @@ pub use super::judge::FutureRule;
 pub struct StreamSpec {
     /// The stream's name.
     pub name: String,
-    /// The tables that it reads, in the order that the query was planned with.
+    /// The tables that it reads, in the order that the query was planned with; last those that it
+    /// only looks at.
     pub tables: Vec<TableSchema>,
+    /// How many of the tables, from the end, are only looked at by `latest('…')`: their rows are in
+    /// no window and move no watermark.
+    pub side_tables: usize,
+    /// What the SQL reads by `latest('…')`.
+    pub latest: Vec<Latest>,
     /// Sources that are known beforehand, as (index of the table, value of its `device` column).
     /// They hold the watermark from the start until they are silent for `idle_after`.
     pub sources: Vec<(usize, String)>,
@@ -24,6 +33,9 @@ pub struct StreamSpec {
     pub allowed_lateness: i64,
     /// After how long without a row a source no longer holds the watermark.
     pub idle_after: i64,
+    /// How long after their event time rows may come because windows of other streams have to close
+    /// first: when the clock is followed, it is so much behind.
+    pub lag: i64,
     /// What becomes of rows from the future; `None` where no row is judged. Its `max`, but an hour at
     /// least, is as well how far a source may be behind the others without catching up, and still
     /// hold the watermark; and from which step back on a clock is taken for one that was wrong.
@@ -34,11 +46,44 @@ pub struct StreamSpec {
     pub memory_max: usize,
 }
 
+/// One name in `latest('…')`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Latest {
+    /// The name as the SQL has it.
+    pub name: String,
+    /// Index of the table whose rows are looked at.
+    pub table: usize,
+    /// The one device that counts; none where each device of the table has its row.
+    pub device: Option<String>,
+}
+
 impl StreamSpec {
+    /// How many tables have rows that come into windows or batches; they stand first.
+    pub(crate) fn tables_in_from(&self) -> usize {
+        self.tables.len().saturating_sub(self.side_tables)
+    }
+
     /// Plans the stream's SQL, and the conditions of its window; many windows are computed at once
     /// where there are many.
     pub fn plan(&self, sql: &Sql, text: &str) -> Result<Query, SqlError> {
-        let query = sql.plan(text, &self.tables, self.window.is_some())?;
+        self.plan_with(sql, text, &[])
+    }
+
+    /// The same where the SQL may look at these lookups.
+    pub fn plan_with(
+        &self,
+        sql: &Sql,
+        text: &str,
+        lookups: &[Arc<Lookup>],
+    ) -> Result<Query, SqlError> {
+        let latest = self.latest.iter().filter_map(|latest| {
+            let table = self.tables.get(latest.table)?;
+            Some(TableSchema { name: latest.name.clone(), ..table.clone() })
+        });
+        let latest: Vec<TableSchema> = latest.collect();
+        let from = &self.tables[..self.tables_in_from()];
+        let tables = Tables { from, latest: &latest, lookups };
+        let query = sql.plan_with(text, &tables, self.window.is_some())?;
         let conditions = match (&self.window, self.tables.first()) {
             (Some(Window::State { begin, end, .. }), Some(table)) => {
                 let plan = |text: &String| sql.condition(text, &table.schema);
@@ -149,7 +194,7 @@ pub struct FailedRows {
     pub table: usize,
     /// What failed, in words.
     pub error: String,
-    /// The rows: of a window in order of time, of a batch as they came.
+    /// The rows, as they were held; of a window whose rows were folded those that were not.
     pub batch: RecordBatch,
 }
 

@@ -128,14 +128,14 @@ impl Frames {
         if let Some(problem) = window.problem() {
             return Err(input(&problem));
         }
-        let tables = spec.tables.len();
+        let tables = spec.tables_in_from();
         if window.is_of_one_table() && tables != 1 {
             return Err(input("a window of this kind is over one table"));
         }
         for name in window.by() {
             let lacks =
                 |table: &&crate::sql::TableSchema| table.schema.column_with_name(name).is_none();
-            if let Some(table) = spec.tables.iter().find(lacks) {
+            if let Some(table) = spec.tables[..tables].iter().find(lacks) {
                 let what = format!("table `{}` has no column `{name}` for `by`", table.name);
                 return Err(input(&what));
             }

@@ -209,11 +209,11 @@ impl Keyed {
         }
         for (key, place) in std::mem::take(&mut self.behind) {
             // Only a row that could be taken for one of the window's at a restart.
-            if let Some(open) = self.open.get_mut(&key).filter(|open| open.first <= place) {
-                if open.late.insert((place.table, place.position)) {
-                    self.late += 1;
-                    self.changed.insert(open.number, key);
-                }
+            if let Some(open) = self.open.get_mut(&key).filter(|open| open.first <= place)
+                && open.late.insert((place.table, place.position))
+            {
+                self.late += 1;
+                self.changed.insert(open.number, key);
             }
             self.keys.release(key);
         }

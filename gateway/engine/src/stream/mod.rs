@@ -14,6 +14,7 @@ mod judge;
 mod kept;
 mod keyed;
 mod keys;
+mod latest;
 mod order;
 mod piece;
 mod progress;
@@ -31,7 +32,7 @@ use arrow::record_batch::RecordBatch;
 use bytes::Bytes;
 
 pub use border::{
-    Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Output, Progress,
+    Counts, Effects, Event, FailedRows, FutureRule, LateReason, LateRows, Latest, Output, Progress,
     StreamError, StreamSpec,
 };
 
@@ -41,6 +42,7 @@ use crate::store::StateChange;
 use crate::watermark::Watermark;
 use crate::window::{Bounds, Window};
 use frames::{Closed, Frames, Input};
+use latest::Last;
 use progress::{Plan, Saved};
 use refill::{Arrival, Refill};
 use rows::{Columns, quality_runs};
@@ -57,6 +59,7 @@ pub struct Stream {
     watermark: Watermark,
     /// Open windows; `None` for SQL over each batch.
     frames: Option<Frames>,
+    last: Last,
     refill: Option<Refill>,
     /// Keys of stored states that have no meaning any more.
     discarded: Vec<u64>,
@@ -74,7 +77,7 @@ impl Stream {
         let input =
             |what: String| Err(StreamError::Input(format!("stream `{}`: {what}", spec.name)));
         let future = spec.future.map_or(0, |rule| rule.max);
-        if spec.allowed_lateness < 0 || spec.idle_after < 0 || future < 0 {
+        if spec.allowed_lateness < 0 || spec.idle_after < 0 || spec.lag < 0 || future < 0 {
             return input("a negative span".into());
         }
         if query.windowed() != spec.window.is_some() {
@@ -86,10 +89,11 @@ impl Stream {
         if let Some(window) = &spec.window {
             query.over(window);
         }
-        let tables = spec.tables.len();
+        let tables = spec.tables_in_from();
         let watermark = Watermark::new(tables, spec.allowed_lateness, spec.idle_after, now);
         let behind_max = spec.future.map(|rule| rule.max.max(BEHIND_MIN));
         let mut watermark = watermark.with_behind_max(behind_max);
+        watermark.set_lag(spec.lag);
         for (table, device) in &spec.sources {
             if *table >= tables {
                 return input(format!("source `{device}` belongs to no table"));
@@ -99,9 +103,10 @@ impl Stream {
         Ok(Self {
             watermark,
             frames: Frames::new(&spec, &query)?,
+            last: Last::new(&spec, &query)?,
             refill: None,
             discarded: Vec::new(),
-            processed: vec![0; tables],
+            processed: vec![0; spec.tables.len()],
             next_seq: 1,
             counts: Counts::default(),
             clock_high: now,
@@ -151,17 +156,16 @@ impl Stream {
                 from[table] = *replay_from;
             }
         }
-        // All of them before any has its mark: one alone would take the watermark to its own.
-        for marked in [false, true] {
-            for (table, device, high) in &saved.sources {
-                if let Some(table) = index(&saved.tables[*table as usize].0) {
-                    stream.watermark.declare(table, device, high.filter(|_| marked), false);
-                }
+        for (table, device, high) in &saved.sources {
+            let table = index(&saved.tables[*table as usize].0);
+            if let Some(table) = table.filter(|table| *table < stream.spec.tables_in_from()) {
+                stream.watermark.declare(table, device, *high, false);
             }
         }
         stream.watermark.resume(saved.watermark);
         stream.next_seq = saved.next_seq;
         stream.counts = saved.counts();
+        stream.last.load(&saved.latest)?;
         stream.clock_high = saved.clock_high;
         let changed = saved.fingerprint != fingerprint(&stream.spec);
         if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
@@ -245,15 +249,57 @@ impl Stream {
         for arrival in waiting {
             if arrival.future {
                 self.set_aside(&arrival, &mut effects);
-            } else if self.frames.is_some() {
-                self.assign(&arrival, &mut effects)?;
-                self.fold().await;
             } else {
-                self.pass(&arrival, &mut effects).await?;
+                self.take(arrival, &mut effects).await?;
             }
         }
         self.close(&mut effects).await;
         Ok(effects)
+    }
+
+    /// Applies the rows of an arrival that are new.
+    async fn take(&mut self, arrival: Arrival, effects: &mut Effects) -> Result<(), StreamError> {
+        let table = arrival.table;
+        let new = arrival.row_at(self.processed[table]);
+        if table >= self.spec.tables_in_from() {
+            self.last.note(&arrival, new)?;
+            self.processed[table] = self.processed[table].max(arrival.end());
+            return Ok(());
+        }
+        if !self.last.looks_at(table) {
+            return self.take_rows(&arrival, effects).await;
+        }
+        // What the SQL sees by `latest` must not depend on which rows came in one batch.
+        for row in new..arrival.columns.len() {
+            let one = arrival.columns.batch().slice(row, 1);
+            let columns = Columns::new(&self.spec.tables[table], &one)?;
+            let restamped = arrival.restamped.iter().any(|at| *at as usize == row);
+            let one = Arrival {
+                table,
+                position: arrival.position + row as u64,
+                columns,
+                future: false,
+                restamped: if restamped { vec![0] } else { Vec::new() },
+            };
+            self.last.note(&one, 0)?;
+            self.take_rows(&one, effects).await?;
+            self.close(effects).await;
+        }
+        Ok(())
+    }
+
+    async fn take_rows(
+        &mut self,
+        arrival: &Arrival,
+        effects: &mut Effects,
+    ) -> Result<(), StreamError> {
+        if self.frames.is_some() {
+            self.assign(arrival, effects)?;
+            self.fold().await;
+            Ok(())
+        } else {
+            self.pass(arrival, effects).await
+        }
     }
 
     /// What to make durable with the effects of all events so far.
@@ -289,6 +335,7 @@ impl Stream {
             tables: tables.collect(),
             sources: self.watermark.sources().iter().map(source).collect(),
             frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
+            latest: self.last.save().to_vec(),
             clock_high: self.clock_high,
             future: counts.future,
             restamped: counts.restamped,
@@ -365,6 +412,9 @@ impl Stream {
         if let Some(refill) = &self.refill {
             return refill.from[table];
         }
+        if table >= self.spec.tables_in_from() {
+            return self.processed[table];
+        }
         let first = self.frames.as_ref().and_then(|frames| frames.first_position(table));
         first.unwrap_or(self.processed[table])
     }
@@ -440,8 +490,9 @@ impl Stream {
     async fn compute(&mut self, closed: Closed, effects: &mut Effects) {
         let Closed { bounds, input, settled, quality } = closed;
         let mut kept = Vec::new();
-        let result = match input {
-            Input::Rows(batches) => {
+        let result = match (self.last.show(&mut self.query), input) {
+            (Err(error), _) => Err(error.into()),
+            (Ok(()), Input::Rows(batches)) => {
                 let parts = batches.into_iter().zip(&self.spec.tables);
                 let inputs: Result<Vec<_>, _> =
                     parts.map(|(part, table)| rows::in_time_order(part, table)).collect();
@@ -453,12 +504,12 @@ impl Stream {
                     Err(error) => Err(error.into()),
                 }
             }
-            Input::Unordered(inputs) => {
+            (Ok(()), Input::Unordered(inputs)) => {
                 kept = self.kept(&inputs);
                 self.query.execute(inputs, Some(bounds)).await
             }
-            Input::States(states) => self.query.finish(states, bounds).await,
-            Input::Failed(error) => Err(error),
+            (Ok(()), Input::States(states)) => self.query.finish(states, bounds).await,
+            (Ok(()), Input::Failed(error)) => Err(error),
         };
         match result {
             Ok(batches) => {
@@ -476,8 +527,9 @@ impl Stream {
         self.counts.accepted += (columns.len() - new) as u64;
         self.counts.restamped += arrival.restamped_from(new);
         self.processed[*table] = self.processed[*table].max(arrival.end());
+        self.last.show(&mut self.query).map_err(|e| StreamError::Input(e.to_string()))?;
         for (start, end, quality) in quality_runs(columns, new) {
-            let mut inputs = vec![Vec::new(); self.spec.tables.len()];
+            let mut inputs = vec![Vec::new(); self.spec.tables_in_from()];
             inputs[*table].push(columns.batch().slice(start, end - start));
             let (rows, kept) = ((end - start) as u64, self.kept(&inputs));
             match self.query.execute(inputs, None).await {
@@ -539,10 +591,11 @@ impl Stream {
 /// What must be the same for rows to find their windows again.
 fn fingerprint(spec: &StreamSpec) -> u32 {
     let mut text = spec.window.as_ref().map_or_else(|| "none".to_owned(), Window::definition);
-    let columns: BTreeSet<&str> = spec.tables.iter().map(|t| t.time_column.as_str()).collect();
+    let from = &spec.tables[..spec.tables_in_from()];
+    let columns: BTreeSet<&str> = from.iter().map(|t| t.time_column.as_str()).collect();
     // Where open windows are saved, rows are named by the table's place among these.
     let named = spec.window.as_ref().is_some_and(|window| !window.is_aligned());
-    let tables = spec.tables.iter().filter(|_| named).map(|table| table.name.as_str());
+    let tables = from.iter().filter(|_| named).map(|table| table.name.as_str());
     for word in columns.into_iter().chain(tables) {
         text.push(' ');
         text.push_str(word);

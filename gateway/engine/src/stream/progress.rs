@@ -18,9 +18,11 @@ const BASE: u8 = 1;
 const FRAMES: u8 = 2;
 /// By which plan the states beside the progress were made; only where there are some.
 const PANES: u8 = 3;
+/// What [`Last::save`](super::latest::Last::save) gave.
+const LATEST: u8 = 5;
 /// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
 const TIME: u8 = 6;
-const SECTIONS: [u8; 4] = [BASE, FRAMES, PANES, TIME];
+const SECTIONS: [u8; 5] = [BASE, FRAMES, PANES, LATEST, TIME];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -45,6 +47,8 @@ pub(super) struct Saved {
     pub(super) frames: Vec<u8>,
     /// By which plan stored states were made, where there are some.
     pub(super) panes: Option<Plan>,
+    /// Last rows that the SQL looks at.
+    pub(super) latest: Vec<u8>,
     /// The latest that the clock has ever said.
     pub(super) clock_high: i64,
     pub(super) future: u64,
@@ -95,7 +99,7 @@ impl Saved {
             put_text(&mut out, &plan.sql);
             out
         });
-        let sections = [&self.base(), &self.frames, &panes, &self.time()];
+        let sections = [&self.base(), &self.frames, &panes, &self.latest, &self.time()];
         for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
             if !bytes.is_empty() {
                 out.push(tag);
@@ -168,9 +172,10 @@ impl Saved {
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let [base, frames, panes, time] = sections.map(Option::unwrap_or_default);
+        let [base, frames, panes, latest, time] = sections.map(Option::unwrap_or_default);
         let mut saved = Self::read_base(Reader(base))?;
         saved.frames = frames.to_vec();
+        saved.latest = latest.to_vec();
         saved.read_time(time)?;
         let mut panes = Reader(panes);
         if !panes.0.is_empty() {
@@ -304,6 +309,7 @@ mod tests {
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
             panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
+            latest: vec![6, 7, 8],
             clock_high: 11,
             future: 12,
             restamped: 13,
@@ -313,8 +319,9 @@ mod tests {
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
         let (frames, panes) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8);
-        let after = bytes.len() - (1 + 4 + 4 * 8);
-        let whole = [after, after - panes, after - panes - frames];
+        let time = bytes.len() - (1 + 4 + 4 * 8);
+        let after = time - (1 + 4 + 3);
+        let whole = [time, after, after - panes, after - panes - frames];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }

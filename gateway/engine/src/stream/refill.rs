@@ -63,7 +63,8 @@ impl Stream {
         };
         let table = arrival.table;
         let known = arrival.row_at(refill.until[table]);
-        if !arrival.future {
+        // Rows that are only looked at are in no window.
+        if !arrival.future && table < self.spec.tables_in_from() {
             refill.refilled += frames.refill(&arrival, known, refill.closed)?;
         }
         if arrival.end() >= refill.until[table] {

@@ -1,6 +1,7 @@
 //! Streams as their callers see them: one line per case, then properties over any arrival order,
 //! any batching and a restart at any point.
 
+mod beside;
 mod kinds;
 mod memory;
 mod overlap;
@@ -8,6 +9,7 @@ mod panes;
 mod properties;
 mod restart;
 mod time;
+mod together;
 mod windows;
 
 use std::sync::Arc;
@@ -70,6 +72,9 @@ fn spec(size: i64, lateness: i64) -> StreamSpec {
         window: Some(Window::Tumbling { size: size * SECOND, offset: 0 }),
         allowed_lateness: lateness * SECOND,
         idle_after: 30 * SECOND,
+        lag: 0,
+        side_tables: 0,
+        latest: vec![],
         future: None,
         keep_failed: false,
         memory_max: 1 << 30,

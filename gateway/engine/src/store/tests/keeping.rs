@@ -126,6 +126,26 @@ async fn history_keeps_rows_that_every_reader_has_passed() {
     assert!(logged(&store, 0).await.is_empty(), "they are needed by nobody");
 }
 
+/// P11: a copy of the folder from before knows nothing of the ids that were given since. A receiver that
+/// remembers them would take new records for old ones.
+#[tokio::test]
+async fn p11_a_store_that_was_put_back_gives_no_id_twice() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..3).await;
+    let copy = disk.power_cut(None);
+    put(&store, "a", 3..5).await;
+    let restored = StoreOptions { restored: true, epoch_hint: 1_000, ..options() };
+    let (store, recovery) = open_with(&copy, &restored, layout()).unwrap();
+    assert_eq!((store.epoch(), recovery.progress_lost), (1_000, vec![]));
+    put(&store, "a", 3..5).await;
+    let ids: Vec<_> = waiting(&store, "a").await.iter().map(|row| (row.epoch, row.seq)).collect();
+    assert_eq!(ids, [(7, 0), (7, 1), (7, 2), (1_000, 3), (1_000, 4)]);
+    store.close().await.unwrap();
+    let (store, recovery) = open(&copy).unwrap();
+    assert_eq!((store.epoch(), recovery.clean), (1_000, true));
+}
+
 /// P7: alarms leave last.
 #[tokio::test]
 async fn p07_sinks_of_a_lower_priority_give_way_first() {
