@@ -76,7 +76,9 @@ fn planned(sql: &Sql, text: &str) -> Query {
 /// Equal texts, apart from the last digits of floats.
 fn same(a: &[String], b: &[String]) -> bool {
     let cell = |(a, b): (&str, &str)| match (a.parse::<f64>(), b.parse::<f64>()) {
-        (Ok(a), Ok(b)) => a == b || (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-3),
+        (Ok(a), Ok(b)) => {
+            a.total_cmp(&b).is_eq() || (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-3)
+        }
         _ => a == b,
     };
     let line = |(a, b): (&String, &String)| {

@@ -1,8 +1,8 @@
 //! Windows of a number of rows, in the order of the log.
 //!
-//! Promise: a window closes with its last row, whatever the time; no row is late. Windows are
-//! counted by log positions from the stream's first row on, so that a restart finds the same ones;
-//! one of which the log has lost rows holds what is left. It asks no watermark.
+//! Promise: a window closes with its last row, whatever the time; no row is late. Rows are counted as
+//! they come, so that one that was set aside is none of them. What is held begins with the first row of
+//! the next window, which is all that a restart has to know. It asks no watermark.
 //! Source: design page "The engine", section Windows.
 
 use std::collections::VecDeque;
@@ -26,23 +26,21 @@ const TABLE: usize = 0;
 /// All windows of a stream.
 #[derive(Debug)]
 pub(super) struct Counted {
-    size: u64,
-    step: u64,
+    size: usize,
+    step: usize,
     kept: Kept,
-    /// Rows that a window may need, in the order of the log.
+    /// Rows from the first one of the next window on, in the order of the log.
     rows: VecDeque<(Place, &'static str)>,
-    /// Log position of the first row that there ever was.
-    origin: Option<u64>,
-    /// Number of the next window to close.
-    next: u64,
-    /// Log position after the last row.
-    end: u64,
+    /// Log position of the first of them, at the restart.
+    from: u64,
 }
 
 impl Counted {
     pub(super) fn new(size: u64, step: u64) -> Self {
-        let rows = VecDeque::new();
-        Self { size, step, kept: Kept::new(1), rows, origin: None, next: 0, end: 0 }
+        // More rows than can be counted are more than fit the memory.
+        let count = |rows: u64| usize::try_from(rows).unwrap_or(usize::MAX);
+        let (size, step) = (count(size), count(step));
+        Self { size, step, kept: Kept::new(1), rows: VecDeque::new(), from: 0 }
     }
 
     pub(super) fn assign(
@@ -61,8 +59,7 @@ impl Counted {
     }
 
     pub(super) fn refill(&mut self, arrival: &Arrival, known: usize) -> Result<u64, StreamError> {
-        let needed = arrival.row_at(self.start_of(self.next));
-        let rows: Vec<u32> = (0_u32..).take(known).skip(needed).collect();
+        let rows: Vec<u32> = (0_u32..).take(known).skip(arrival.row_at(self.from)).collect();
         self.take(arrival, &rows)?;
         Ok(rows.len() as u64)
     }
@@ -72,71 +69,39 @@ impl Counted {
         for &row in rows {
             let place = super::order::place(arrival, row);
             self.rows.push_back((place, arrival.columns.quality(row as usize)));
-            self.origin.get_or_insert(place.position);
-            self.end = place.position + 1;
         }
         Ok(())
     }
 
-    /// Log position of a window's first row.
-    fn start_of(&self, window: u64) -> u64 {
-        self.origin.unwrap_or(0).saturating_add(window.saturating_mul(self.step))
-    }
-
     /// Gives out the first windows whose rows have all come.
     pub(super) fn close(&mut self) -> Option<Run> {
-        let (mut run, mut places) = (Run::new(1), Vec::new());
-        while !run.is_full(places.len()) {
-            self.skip_empty();
-            let start = self.start_of(self.next);
-            let end = start.saturating_add(self.size);
-            if end > self.end || self.rows.is_empty() {
-                break;
-            }
-            run.windows.extend(self.window(end, &mut places));
-            self.next += 1;
-            let needed = self.start_of(self.next);
-            let gone = self.rows.partition_point(|(place, _)| place.position < needed);
-            if let Some(window) = run.windows.last_mut() {
-                window.settled = gone as u64;
-            }
-            self.rows.drain(..gone);
+        let (mut run, mut places, mut gone) = (Run::new(1), Vec::new(), Vec::new());
+        while self.rows.len() >= self.size && !run.is_full(places.len()) {
+            run.windows.extend(self.window(&mut places));
+            gone.extend(self.rows.drain(..self.step).map(|(place, _)| place));
         }
         if run.windows.is_empty() {
             return None;
         }
         run.gather(&self.kept, &places);
-        let needed = self.start_of(self.next);
-        for place in places.iter().filter(|place| place.position < needed) {
+        for place in gone {
             self.kept.free(place.table, place.position);
         }
         Some(run)
     }
 
-    /// Goes to the first window that has rows.
-    fn skip_empty(&mut self) {
-        let first = self.rows.front().map(|(place, _)| place.position);
-        let start = self.start_of(self.next);
-        if let Some(ahead) =
-            first.and_then(|first| first.checked_sub(start.saturating_add(self.size)))
-        {
-            self.next += ahead / self.step + 1;
-        }
-    }
-
-    /// The window that ends before log position `end`; puts its rows behind `places`.
-    fn window(&self, end: u64, places: &mut Vec<Place>) -> Option<Ended> {
-        let rows = self.rows.partition_point(|(place, _)| place.position < end);
-        let mut mix = Mix::default();
-        let first = places.len();
-        for (place, quality) in self.rows.range(..rows) {
+    /// The next window; puts its rows behind `places`.
+    fn window(&self, places: &mut Vec<Place>) -> Option<Ended> {
+        let (mut mix, first) = (Mix::default(), places.len());
+        for (place, quality) in self.rows.range(..self.size) {
             mix.add(quality);
             places.push(*place);
         }
         // Functions see rows in order of time.
         places[first..].sort_unstable();
         let bounds = Bounds { start: places.get(first)?.time, end: places.last()?.time };
-        Some(Ended { bounds, rows: vec![rows], settled: 0, quality: mix.worst() })
+        let (rows, settled) = (vec![self.size], self.step as u64);
+        Some(Ended { bounds, rows, settled, quality: mix.worst() })
     }
 
     pub(super) fn first_position(&self) -> Option<u64> {
@@ -153,20 +118,19 @@ impl Counted {
 
     /// Open windows that have rows.
     pub(super) fn len(&self) -> usize {
-        let open = self.end.saturating_sub(self.start_of(self.next)).div_ceil(self.step);
-        if self.rows.is_empty() { 0 } else { usize::try_from(open).unwrap_or(usize::MAX) }
+        self.rows.len().div_ceil(self.step)
     }
 
-    /// The first row's position, and the next window's number.
+    /// The first row's log position.
     pub(super) fn save(&self) -> Vec<u8> {
-        let numbers = self.origin.map(|origin| [origin, self.next]);
-        numbers.into_iter().flatten().flat_map(u64::to_le_bytes).collect()
+        let first = self.rows.front().map(|(place, _)| place.position);
+        first.into_iter().flat_map(u64::to_le_bytes).collect()
     }
 
     pub(super) fn load(&mut self, saved: &[u8]) -> Result<(), StreamError> {
         let mut rest = Reader(saved);
         if !saved.is_empty() {
-            (self.origin, self.next) = (Some(rest.u64()?), rest.u64()?);
+            self.from = rest.u64()?;
         }
         rest.end()
     }
