@@ -132,15 +132,15 @@ fn wholes<T: Kept>(
             };
             key.clear();
             key_of(row, &mut key);
-            keys.hold(&key, |held| {
-                let pair = held.as_ref().and_then(&see);
+            keys.hold(&key, |place| {
+                let pair = place.get().and_then(&see);
                 let before = pair.and_then(|pair| {
                     let known = [Some(pair.new), pair.old];
                     known.into_iter().flatten().find(|sample| sample.time < edges.start)
                 });
                 let new = kept(row).filter(|_| span.is_some());
                 if let Some(new) = new.filter(|new| pair.is_none_or(|p| p.new.time < new.time)) {
-                    *held = Some(hold(Pair { old: before, new }));
+                    place.set(hold(Pair { old: before, new }));
                 }
                 whole(rule, span, before, Some(edges))
             })

@@ -1,14 +1,16 @@
 //! What functions remember from one execution to the next, for each call and each key.
 //!
 //! Promise: an execution that fails leaves no trace; what is remembered depends on the rows and their
-//! order alone, not on how they were cut into executions; [`Memory::load`] after [`Memory::save`]
+//! order alone, not on how they were cut into executions; [`Memory::load`] of all [`Memory::changes`]
 //! gives the same answers. Bounded: of a call's keys the ones that were not seen for longest are
 //! forgotten beyond [`KEYS_MAX`] or [`BYTES_MAX`]. It does not know what a key or a function means.
 //!
-//! Saved form, little-endian: version u8; for each call: its name's CRC u32, count u32, then, least
-//! recently seen first, each key (length u32, bytes) and what is held: tag u8 and its content.
+//! Saved form: keys lie in parts by their CRC, so that a change of one key writes little. A part has a
+//! number: bit 63, then the CRC of its call's name in bits 16 to 47, then the part. Its bytes,
+//! little-endian: version u8; each key: when it was seen u64, length u32, bytes; what is held: tag u8
+//! and its content.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +24,19 @@ pub(crate) const BYTES_MAX: usize = 1 << 20;
 /// What a key costs beside its bytes.
 const KEY_COST: usize = 32;
 const VERSION: u8 = 1;
+/// Into how many parts a call's keys are put.
+const PARTS: u32 = 1024;
+/// The mark of a part's number, which tells it from other states of a stream.
+const MARK: u64 = 1 << 63;
+
+/// Whether a state that stands under `number` beside a stream's progress is memory of functions.
+pub(crate) fn is_memory(number: u64) -> bool {
+    number & MARK != 0
+}
+
+fn part_of(key: &[u8]) -> u32 {
+    crc32fast::hash(key) % PARTS
+}
 
 /// What is remembered under one key.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,9 +60,27 @@ pub(super) struct Pair<T> {
     pub(super) new: Sample<T>,
 }
 
+/// The place of one key.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Place {
+    held: Option<Held>,
+    changed: bool,
+}
+
+impl Place {
+    pub(super) fn get(&self) -> Option<&Held> {
+        self.held.as_ref()
+    }
+
+    pub(super) fn set(&mut self, held: Held) {
+        self.held = Some(held);
+        self.changed = true;
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 struct Entry {
-    held: Option<Held>,
+    place: Place,
     /// The larger, the later it was seen.
     seen: u64,
     /// In which execution it was last copied to the undo list.
@@ -56,7 +89,7 @@ struct Entry {
 
 impl Entry {
     fn cost(&self, key: &[u8]) -> usize {
-        let text = match &self.held {
+        let text = match self.place.get() {
             Some(Held::Text(text)) => text.len(),
             _ => 0,
         };
@@ -72,31 +105,36 @@ pub(super) struct Keys {
     seen: u64,
     execution: u64,
     undo: Vec<(Box<[u8]>, Option<Entry>)>,
-    /// The saved form, until something changes.
-    saved: Option<Vec<u8>>,
+    /// Parts that are not as they were saved.
+    unsaved: BTreeSet<u32>,
 }
 
 impl Keys {
     /// Lets `change` see and replace what is held under a key.
-    pub(super) fn hold<R>(&mut self, key: &[u8], change: impl FnOnce(&mut Option<Held>) -> R) -> R {
-        self.saved = None;
+    pub(super) fn hold<R>(&mut self, key: &[u8], change: impl FnOnce(&mut Place) -> R) -> R {
         self.seen += 1;
-        let result;
+        let (result, changed);
         if let Some(entry) = self.entries.get_mut(key) {
             if entry.copied != self.execution {
                 self.undo.push((key.into(), Some(entry.clone())));
                 entry.copied = self.execution;
             }
             self.bytes -= entry.cost(key);
-            result = change(&mut entry.held);
+            result = change(&mut entry.place);
+            changed = std::mem::take(&mut entry.place.changed);
             entry.seen = self.seen;
             self.bytes += entry.cost(key);
         } else {
-            let mut entry = Entry { held: None, seen: self.seen, copied: self.execution };
-            result = change(&mut entry.held);
+            let mut place = Place::default();
+            result = change(&mut place);
+            changed = std::mem::take(&mut place.changed);
+            let entry = Entry { place, seen: self.seen, copied: self.execution };
             self.undo.push((key.into(), None));
             self.bytes += entry.cost(key);
             self.entries.insert(key.into(), entry);
+        }
+        if changed {
+            self.unsaved.insert(part_of(key));
         }
         if self.entries.len() > KEYS_MAX || self.bytes > BYTES_MAX {
             self.forget();
@@ -118,6 +156,7 @@ impl Keys {
             }
             if let Some(entry) = self.entries.remove(&key) {
                 self.bytes -= entry.cost(&key);
+                self.unsaved.insert(part_of(&key));
                 self.undo.push((key, Some(entry)));
             }
         }
@@ -130,6 +169,8 @@ impl Keys {
 
     fn rollback(&mut self) {
         while let Some((key, entry)) = self.undo.pop() {
+            // What was saved of it may have been saved since.
+            self.unsaved.insert(part_of(&key));
             if let Some(gone) = self.entries.remove(&key) {
                 self.bytes -= gone.cost(&key);
             }
@@ -138,28 +179,53 @@ impl Keys {
                 self.entries.insert(key, entry);
             }
         }
-        self.saved = None;
     }
 
-    fn save(&mut self, out: &mut Vec<u8>) {
-        let saved = self.saved.take().unwrap_or_else(|| self.write());
-        out.extend(&saved);
-        self.saved = Some(saved);
-    }
-
-    fn write(&self) -> Vec<u8> {
-        let mut order: Vec<_> = self.entries.iter().collect();
-        order.sort_unstable_by_key(|(_, entry)| entry.seen);
-        let kept = order.iter().filter_map(|(key, entry)| Some((key, entry.held.as_ref()?)));
-        let mut out = Vec::new();
-        put_length(&mut out, kept.clone().count());
-        for (key, held) in kept {
-            put_length(&mut out, key.len());
-            out.extend(key.iter());
-            put(&mut out, held);
+    /// The saved form of each part that is not as it was saved; `None` for one without keys.
+    fn changes(&self) -> BTreeMap<u32, Option<Vec<u8>>> {
+        let mut parts: BTreeMap<u32, Vec<_>> =
+            self.unsaved.iter().map(|part| (*part, Vec::new())).collect();
+        for (key, entry) in &self.entries {
+            if let (Some(part), Some(held)) = (parts.get_mut(&part_of(key)), entry.place.get()) {
+                part.push((entry.seen, &key[..], held));
+            }
         }
-        out
+        let written = parts.into_iter().map(|(part, mut keys)| {
+            keys.sort_unstable_by_key(|(seen, ..)| *seen);
+            (part, (!keys.is_empty()).then(|| write(&keys)))
+        });
+        written.collect()
     }
+
+    /// Takes up one part.
+    fn load(&mut self, mut rest: &[u8]) -> Result<(), &'static str> {
+        if take::<1>(&mut rest)? != [VERSION] {
+            return Err("memory of functions of another version");
+        }
+        while !rest.is_empty() {
+            let seen = u64::from_le_bytes(take(&mut rest)?);
+            let key: Box<[u8]> = text(&mut rest)?.into();
+            let place = Place { held: Some(get(&mut rest)?), changed: false };
+            let entry = Entry { place, seen, copied: self.execution };
+            self.seen = self.seen.max(seen);
+            self.bytes += entry.cost(&key);
+            if self.entries.insert(key, entry).is_some() {
+                return Err("memory of functions has a key twice");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write(keys: &[(u64, &[u8], &Held)]) -> Vec<u8> {
+    let mut out = vec![VERSION];
+    for (seen, key, held) in keys {
+        out.extend(seen.to_le_bytes());
+        put_length(&mut out, key.len());
+        out.extend(key.iter());
+        put(&mut out, held);
+    }
+    out
 }
 
 /// One call of a function that remembers.
@@ -172,6 +238,10 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    fn number(&self, part: u32) -> u64 {
+        MARK | u64::from(self.name) << 16 | u64::from(part)
+    }
+
     pub(super) fn keys(&self) -> MutexGuard<'_, Keys> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -232,51 +302,45 @@ impl Memory {
         }
     }
 
-    /// What a restart needs; empty where there is nothing.
-    pub(crate) fn save(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        for slot in self.slots.iter().filter(|slot| !slot.fleeting) {
-            let mut keys = slot.keys();
-            if keys.entries.is_empty() {
-                continue;
-            }
-            if out.is_empty() {
-                out.push(VERSION);
-            }
-            out.extend(slot.name.to_le_bytes());
-            keys.save(&mut out);
-        }
-        out
+    /// What is to be saved since [`Memory::saved`]: numbers of parts, and their bytes; `None` where
+    /// there is nothing any more.
+    pub(crate) fn changes(&self) -> Vec<(u64, Option<Vec<u8>>)> {
+        let lasting = self.slots.iter().filter(|slot| !slot.fleeting);
+        let changes = lasting.flat_map(|slot| {
+            let changes = slot.keys().changes();
+            changes.into_iter().map(|(part, bytes)| (slot.number(part), bytes))
+        });
+        changes.collect()
     }
 
-    /// Takes up what was saved. Calls that are not in this query any more are forgotten. `Err` says
-    /// why the bytes cannot be read; then nothing is taken up.
-    pub(crate) fn load(&self, saved: &[u8]) -> Result<(), &'static str> {
-        let mut rest = saved;
-        if rest.is_empty() {
-            return Ok(());
+    /// The present changes are on their way into the store.
+    pub(crate) fn saved(&self) {
+        for slot in &self.slots {
+            slot.keys().unsaved.clear();
         }
-        if take::<1>(&mut rest)? != [VERSION] {
-            return Err("memory of functions of another version");
-        }
-        let mut read = Vec::new();
-        while !rest.is_empty() {
-            let name = u32::from_le_bytes(take(&mut rest)?);
-            let mut keys = Keys::default();
-            for _ in 0..u32::from_le_bytes(take(&mut rest)?) {
-                let key = text(&mut rest)?.to_vec();
-                let held = get(&mut rest)?;
-                keys.hold(&key, |place| *place = Some(held));
-            }
-            read.push((name, keys));
-        }
-        for (name, keys) in read {
-            let slot = self.slots.iter().find(|slot| slot.name == name && !slot.fleeting);
-            if let Some(slot) = slot {
-                *slot.keys() = keys;
+    }
+
+    /// Takes up what was saved, all parts of it. Gives back the numbers of those that belong to no
+    /// call of this query any more. `Err` says why a part cannot be read; then nothing is taken up.
+    pub(crate) fn load<'a>(
+        &self,
+        parts: impl Iterator<Item = (u64, &'a [u8])>,
+    ) -> Result<Vec<u64>, &'static str> {
+        let lasting = || self.slots.iter().filter(|slot| !slot.fleeting);
+        let mut read: Vec<Keys> = lasting().map(|_| Keys::default()).collect();
+        let mut strange = Vec::new();
+        for (number, bytes) in parts {
+            let part =
+                u32::from(u16::from_le_bytes([number.to_le_bytes()[0], number.to_le_bytes()[1]]));
+            match lasting().position(|slot| slot.number(part) == number) {
+                Some(at) => read[at].load(bytes)?,
+                None => strange.push(number),
             }
         }
-        Ok(())
+        for (slot, keys) in lasting().zip(read) {
+            *slot.keys() = keys;
+        }
+        Ok(strange)
     }
 }
 
@@ -362,12 +426,37 @@ fn get_pair<T, const N: usize>(
 mod tests {
     use super::*;
 
+    type Saved = BTreeMap<u64, Vec<u8>>;
+
     fn number(slot: &Slot, key: &[u8], value: f64) -> Option<Held> {
-        slot.keys().hold(key, |held| held.replace(Held::Number(value)))
+        slot.keys().hold(key, |place| {
+            let before = place.get().cloned();
+            place.set(Held::Number(value));
+            before
+        })
     }
 
     fn held(slot: &Slot, key: &[u8]) -> Option<Held> {
-        slot.keys().entries.get(key).and_then(|entry| entry.held.clone())
+        slot.keys().entries.get(key).and_then(|entry| entry.place.get().cloned())
+    }
+
+    /// Brings what is saved up to date; gives back how many parts were written.
+    fn save(memory: &Memory, saved: &mut Saved) -> usize {
+        let changes = memory.changes();
+        let written = changes.len();
+        for (number, bytes) in changes {
+            assert!(is_memory(number));
+            match bytes {
+                Some(bytes) => saved.insert(number, bytes),
+                None => saved.remove(&number),
+            };
+        }
+        memory.saved();
+        written
+    }
+
+    fn load(memory: &Memory, saved: &Saved) -> Result<Vec<u64>, &'static str> {
+        memory.load(saved.iter().map(|(number, bytes)| (*number, &bytes[..])))
     }
 
     #[test]
@@ -376,7 +465,8 @@ mod tests {
             |memory: &mut Memory| ["a", "b", "b"].map(|name| memory.slot(name, false)).to_vec();
         let mut memory = Memory::default();
         let slots = calls(&mut memory);
-        assert_eq!(memory.save(), [0; 0]);
+        let mut saved = Saved::new();
+        assert_eq!(save(&memory, &mut saved), 0);
         let sample = |time, value| Sample { time, value };
         let all = [
             Held::Text("größe".into()),
@@ -389,23 +479,35 @@ mod tests {
             }),
         ];
         for (number, held) in (0_u8..).zip(&all) {
-            slots[0].keys().hold(&[number], |place| *place = Some(held.clone()));
+            slots[0].keys().hold(&[number], |place| place.set(held.clone()));
         }
         number(&slots[2], b"x", 9.0);
-        let bytes = memory.save();
+        assert_eq!(save(&memory, &mut saved), 6);
+        assert_eq!(save(&memory, &mut saved), 0, "nothing changed since");
+        // What is seen and not changed is not written.
+        slots[0].keys().hold(&[1], |place| assert_eq!(place.get(), Some(&all[1])));
+        assert_eq!(save(&memory, &mut saved), 0);
+        number(&slots[0], &[1], 1.5);
+        assert_eq!(save(&memory, &mut saved), 1);
         let mut again = Memory::default();
         let fresh = calls(&mut again);
-        again.load(&bytes).unwrap();
-        assert_eq!(again.save(), bytes);
+        assert_eq!(load(&again, &saved), Ok(vec![]));
+        assert_eq!(held(&fresh[0], &[1]), Some(Held::Number(1.5)));
         assert_eq!(held(&fresh[0], &[4]), Some(all[4].clone()));
         assert_eq!((held(&fresh[1], b"x"), held(&fresh[2], b"x")), (None, Some(Held::Number(9.0))));
-        // Only a cut between two calls cannot be told from a shorter list of calls.
-        let read = (1..bytes.len()).filter(|&end| again.load(&bytes[..end]).is_ok());
-        assert_eq!(read.count(), 2);
-        again.load(&[2]).unwrap_err();
-        again.load(&[&bytes[..], &[0]].concat()).unwrap_err();
-        // A query without these calls forgets what they held.
-        Memory::default().load(&bytes).unwrap();
+        assert_eq!(save(&again, &mut saved), 0);
+        for (number, bytes) in &saved {
+            for end in 0..bytes.len() {
+                let cut = Saved::from([(*number, bytes[..end].to_vec())]);
+                // A part of its version alone has no keys.
+                assert_eq!(load(&again, &cut).is_ok(), end == 1, "{number} to {end}");
+            }
+            for garbage in [[&[2], &bytes[1..]].concat(), [&bytes[..], &[0]].concat()] {
+                load(&again, &Saved::from([(*number, garbage)])).unwrap_err();
+            }
+        }
+        // A query without these calls has no use for them.
+        assert_eq!(load(&Memory::default(), &saved).unwrap().len(), 6);
     }
 
     #[test]
@@ -416,20 +518,24 @@ mod tests {
         number(&slot, b"x", 1.0);
         number(&slot, b"y", 2.0);
         memory.commit();
-        let before = memory.save();
+        let mut saved = Saved::new();
+        save(&memory, &mut saved);
+        let before = slot.keys().entries.clone();
         // One fails, one is dropped half way.
         for failed in [true, false] {
             memory.begin();
             number(&slot, b"x", 5.0);
             number(&slot, b"x", 6.0);
             number(&slot, b"z", 7.0);
-            assert_ne!(memory.save(), before);
             if failed {
                 memory.rollback();
             } else {
                 memory.begin();
             }
-            assert_eq!(memory.save(), before);
+            assert_eq!(slot.keys().entries, before);
+            let was = saved.clone();
+            save(&memory, &mut saved);
+            assert_eq!(saved, was);
         }
         assert_eq!(slot.keys().bytes, 2 * (KEY_COST + 1));
     }
@@ -443,18 +549,28 @@ mod tests {
             number(&slot, &key(n), 0.0);
         }
         number(&slot, &key(0), 1.0);
+        let mut saved = Saved::new();
+        assert_eq!(save(&memory, &mut saved), PARTS as usize);
         memory.begin();
-        let before = memory.save();
+        let before = slot.keys().entries.clone();
         number(&slot, &key(KEYS_MAX), 0.0);
         assert_eq!(slot.keys().entries.len(), KEYS_MAX - KEYS_MAX / 10);
         assert_eq!(held(&slot, &key(1)), None);
         assert_eq!(held(&slot, &key(0)), Some(Held::Number(1.0)));
+        let mut forgot = saved.clone();
+        save(&memory, &mut forgot);
+        let mut again = Memory::default();
+        let fresh = again.slot("a", false);
+        load(&again, &forgot).unwrap();
+        assert_eq!(fresh.keys().entries.len(), KEYS_MAX - KEYS_MAX / 10);
         memory.rollback();
-        assert_eq!(memory.save(), before);
+        assert_eq!(slot.keys().entries, before);
+        save(&memory, &mut forgot);
+        assert_eq!(forgot, saved);
         // A long text counts by its length.
         let text: Box<str> = "x".repeat(BYTES_MAX / 2).into();
         for key in [b"p", b"q", b"r"] {
-            slot.keys().hold(key, |held| *held = Some(Held::Text(text.clone())));
+            slot.keys().hold(key, |place| place.set(Held::Text(text.clone())));
             assert!(slot.keys().bytes <= BYTES_MAX);
         }
     }
@@ -466,7 +582,7 @@ mod tests {
         memory.begin();
         number(&slot, b"x", 1.0);
         memory.commit();
-        assert_eq!(memory.save(), [0; 0]);
+        assert_eq!(memory.changes(), []);
         memory.begin();
         assert_eq!(number(&slot, b"x", 2.0), None);
     }

@@ -28,7 +28,7 @@ use datafusion::execution::SessionStateDefaults;
 use datafusion::logical_expr::{AggregateUDF, ScalarUDF};
 
 pub(crate) use bounds::BoundsCell;
-pub(crate) use memory::Memory;
+pub(crate) use memory::{Memory, is_memory};
 pub(crate) use remember::RememberPlanner;
 pub(crate) use rewrite::rewrite;
 

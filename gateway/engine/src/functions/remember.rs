@@ -35,7 +35,7 @@ use futures::future::BoxFuture;
 
 use super::bounds::BoundsCell;
 use super::finish::Finish;
-use super::memory::Slot;
+use super::memory::{Place, Slot};
 use super::step;
 
 /// A function with memory.
@@ -69,28 +69,28 @@ impl Call {
         }
         let rows = arguments.first().map_or(0, Array::len);
         let mut key = Vec::new();
-        let mut each = |step: &mut dyn FnMut(usize, &mut Option<_>) -> bool| -> BooleanArray {
+        let mut each = |step: &mut dyn FnMut(usize, &mut Place) -> bool| -> BooleanArray {
             let answer = |row| {
                 key.clear();
                 keys.write(row, &mut key);
-                Some(memory.hold(&key, |held| step(row, held)))
+                Some(memory.hold(&key, |place| step(row, place)))
             };
             (0..rows).map(answer).collect()
         };
         let answers = match self.function {
             Function::Changed => {
                 let texts = texts(&arguments[0])?;
-                each(&mut |row, held| {
-                    step::changed(held, (!texts.is_null(row)).then(|| texts.value(row)))
+                each(&mut |row, place| {
+                    step::changed(place, (!texts.is_null(row)).then(|| texts.value(row)))
                 })
             }
             Function::Deadband { percent } => {
                 let [value, band] = [0, 1].map(|at| numbers(&arguments[at]));
-                each(&mut |row, held| step::deadband(held, value(row), band(row), percent))
+                each(&mut |row, place| step::deadband(place, value(row), band(row), percent))
             }
             _ => {
                 let [value, low, high] = [0, 1, 2].map(|at| numbers(&arguments[at]));
-                each(&mut |row, held| step::hysteresis(held, value(row), low(row), high(row)))
+                each(&mut |row, place| step::hysteresis(place, value(row), low(row), high(row)))
             }
         };
         Ok(Arc::new(answers))

@@ -4,16 +4,16 @@
 //! whose value is null, NaN or infinite says nothing: it is no change, and an alarm stays as it was.
 //! Source: absolute deadband as OPC UA Part 4, 7.22.2 DataChangeFilter.
 
-use super::memory::Held;
+use super::memory::{Held, Place};
 
 /// Whether the value differs from the last one; the first one does.
-pub(super) fn changed(held: &mut Option<Held>, value: Option<&str>) -> bool {
+pub(super) fn changed(place: &mut Place, value: Option<&str>) -> bool {
     let Some(value) = value else {
         return false;
     };
-    let same = matches!(held, Some(Held::Text(last)) if **last == *value);
+    let same = matches!(place.get(), Some(Held::Text(last)) if **last == *value);
     if !same {
-        *held = Some(Held::Text(value.into()));
+        place.set(Held::Text(value.into()));
     }
     !same
 }
@@ -21,7 +21,7 @@ pub(super) fn changed(held: &mut Option<Held>, value: Option<&str>) -> bool {
 /// Whether the value is further than `band` from the last one that was reported; `percent` takes
 /// the band for a share of that one. The first value is reported.
 pub(super) fn deadband(
-    held: &mut Option<Held>,
+    place: &mut Place,
     value: Option<f64>,
     band: Option<f64>,
     percent: bool,
@@ -29,7 +29,7 @@ pub(super) fn deadband(
     let Some(value) = value.filter(|value| value.is_finite()) else {
         return false;
     };
-    let outside = match held {
+    let outside = match place.get() {
         Some(Held::Number(last)) => band.is_some_and(|band| {
             let width = if percent { band / 100.0 * last.abs() } else { band };
             (value - *last).abs() > width
@@ -37,26 +37,26 @@ pub(super) fn deadband(
         _ => true,
     };
     if outside {
-        *held = Some(Held::Number(value));
+        place.set(Held::Number(value));
     }
     outside
 }
 
 /// On from `high` up, off from `low` down, and between them as before; off at first.
 pub(super) fn hysteresis(
-    held: &mut Option<Held>,
+    place: &mut Place,
     value: Option<f64>,
     low: Option<f64>,
     high: Option<f64>,
 ) -> bool {
-    let was = matches!(held, Some(Held::On(true)));
+    let was = matches!(place.get(), Some(Held::On(true)));
     let on = match (value.filter(|value| !value.is_nan()), low, high) {
         (Some(value), _, Some(high)) if value >= high => true,
         (Some(value), Some(low), _) if value <= low => false,
         _ => was,
     };
-    if on != was || held.is_none() {
-        *held = Some(Held::On(on));
+    if on != was || place.get().is_none() {
+        place.set(Held::On(on));
     }
     on
 }
@@ -65,9 +65,9 @@ pub(super) fn hysteresis(
 mod tests {
     use super::*;
 
-    fn answers<T: Copy>(values: &[T], step: impl Fn(&mut Option<Held>, T) -> bool) -> Vec<usize> {
-        let mut held = None;
-        (0..values.len()).filter(|&row| step(&mut held, values[row])).collect()
+    fn answers<T: Copy>(values: &[T], step: impl Fn(&mut Place, T) -> bool) -> Vec<usize> {
+        let mut place = Place::default();
+        (0..values.len()).filter(|&row| step(&mut place, values[row])).collect()
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
         let texts = [Some("a"), Some("a"), Some("b"), None, Some("b"), Some("a")];
         assert_eq!(answers(&texts, changed), [0, 2, 5]);
         let band = |band, percent| {
-            move |held: &mut Option<Held>, value| deadband(held, value, Some(band), percent)
+            move |place: &mut Place, value| deadband(place, value, Some(band), percent)
         };
         // 20.0 is reported; 20.5 is not further than 0.5, 20.6 is, then 20.0 is 0.6 away.
         let values = [20.0, 20.5, 20.6, f64::NAN, 20.2, 20.0].map(Some);
@@ -88,9 +88,8 @@ mod tests {
         // A band of 0 reports each change; one that is null none but the first.
         let values = [1.0, 1.0, 1.5].map(Some);
         assert_eq!(answers(&values, band(0.0, false)), [0, 2]);
-        assert_eq!(answers(&values, |held, value| deadband(held, value, None, false)), [0]);
-        let alarm =
-            |held: &mut Option<Held>, value| hysteresis(held, value, Some(70.0), Some(80.0));
+        assert_eq!(answers(&values, |place, value| deadband(place, value, None, false)), [0]);
+        let alarm = |place: &mut Place, value| hysteresis(place, value, Some(70.0), Some(80.0));
         let values =
             [Some(75.0), Some(80.0), Some(75.0), None, Some(f64::NAN), Some(70.0), Some(79.9)];
         assert_eq!(answers(&values, alarm), [1, 2, 3, 4]);

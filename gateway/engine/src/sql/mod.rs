@@ -547,16 +547,9 @@ impl Query {
         !self.plan.memory.is_empty()
     }
 
-    /// What functions remember, for [`Query::remember`] after a restart; empty where there is
-    /// nothing. At most some 1.5 MB for each function.
-    pub fn remembered(&self) -> Vec<u8> {
-        self.plan.memory.save()
-    }
-
-    /// Takes up what [`Query::remembered`] gave, also of other SQL: calls that are the same go on.
-    /// An error says why the bytes cannot be read; then nothing is taken up.
-    pub fn remember(&self, remembered: &[u8]) -> Result<(), &'static str> {
-        self.plan.memory.load(remembered)
+    /// What functions remember.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.plan.memory
     }
 
     /// How often a physical plan was made for this query: 1, however often it ran.

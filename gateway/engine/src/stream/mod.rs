@@ -36,6 +36,7 @@ pub use border::{
     StreamError, StreamSpec,
 };
 
+use crate::functions;
 use crate::sql::{Query, SqlError, TableSchema};
 use crate::store::StateChange;
 use crate::watermark::Watermark;
@@ -141,8 +142,11 @@ impl Stream {
     ) -> Result<Self, StreamError> {
         let saved = Saved::read(progress)?;
         let mut stream = Self::new(spec, query, now)?;
+        let (memory, states): (Vec<_>, Vec<_>) =
+            states.iter().cloned().partition(|(key, _)| functions::is_memory(*key));
+        let parts = memory.iter().map(|(key, bytes)| (*key, &bytes[..]));
         let unreadable = |what: &str| StreamError::Progress(what.to_owned());
-        stream.query.remember(&saved.memory).map_err(unreadable)?;
+        let forgotten = stream.query.memory().load(parts).map_err(unreadable)?;
         let names: Vec<&str> = stream.spec.tables.iter().map(|t| t.name.as_str()).collect();
         let index = |name: &str| names.iter().position(|known| *known == name);
         let mut from = vec![0; names.len()];
@@ -172,9 +176,10 @@ impl Stream {
         let same = !changed && made;
         let mut refilled = 0;
         match stream.frames.as_mut().filter(|_| same) {
-            Some(frames) => refilled = frames.load_states(states, saved.watermark)?,
+            Some(frames) => refilled = frames.load_states(&states, saved.watermark)?,
             None => stream.discarded = states.iter().map(|(key, _)| *key).collect(),
         }
+        stream.discarded.extend(forgotten);
         let until = stream.processed.clone();
         stream.refill = Some(Refill {
             closed: saved.watermark,
@@ -342,11 +347,15 @@ impl Stream {
             restamped: counts.restamped,
             failed_out: counts.failed_out,
             panes: stores.then(|| Plan::of(&self.query)),
-            memory: self.query.remembered(),
         };
         let gone = |key: &u64| StateChange { key: *key, bytes: None };
         let mut states: Vec<StateChange> = self.discarded.iter().map(gone).collect();
         states.extend(self.frames.as_ref().map_or(Vec::new(), Frames::changes));
+        let change = |(key, bytes): (u64, Option<Vec<u8>>)| StateChange {
+            key,
+            bytes: bytes.map(Bytes::from),
+        };
+        states.extend(self.query.memory().changes().into_iter().map(change));
         Progress { state: saved.write(), processed: self.processed.clone(), replay_from, states }
     }
 
@@ -354,6 +363,7 @@ impl Stream {
     /// said again.
     pub fn submitted(&mut self) {
         self.discarded.clear();
+        self.query.memory().saved();
         if let Some(frames) = &mut self.frames {
             frames.submitted();
         }

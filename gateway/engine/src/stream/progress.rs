@@ -18,13 +18,11 @@ const BASE: u8 = 1;
 const FRAMES: u8 = 2;
 /// By which plan the states beside the progress were made; only where there are some.
 const PANES: u8 = 3;
-/// What [`Query::remembered`](crate::Query::remembered) gave.
-const MEMORY: u8 = 4;
 /// What [`Last::save`](super::latest::Last::save) gave.
 const LATEST: u8 = 5;
 /// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
 const TIME: u8 = 6;
-const SECTIONS: [u8; 6] = [BASE, FRAMES, PANES, MEMORY, LATEST, TIME];
+const SECTIONS: [u8; 5] = [BASE, FRAMES, PANES, LATEST, TIME];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -49,8 +47,6 @@ pub(super) struct Saved {
     pub(super) frames: Vec<u8>,
     /// By which plan stored states were made, where there are some.
     pub(super) panes: Option<Plan>,
-    /// What functions remember of rows that were applied.
-    pub(super) memory: Vec<u8>,
     /// Last rows that the SQL looks at.
     pub(super) latest: Vec<u8>,
     /// The latest that the clock has ever said.
@@ -103,8 +99,7 @@ impl Saved {
             put_text(&mut out, &plan.sql);
             out
         });
-        let sections =
-            [&self.base(), &self.frames, &panes, &self.memory, &self.latest, &self.time()];
+        let sections = [&self.base(), &self.frames, &panes, &self.latest, &self.time()];
         for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
             if !bytes.is_empty() {
                 out.push(tag);
@@ -177,10 +172,9 @@ impl Saved {
                 None => return refused(format!("section {tag} is not known")),
             }
         }
-        let [base, frames, panes, memory, latest, time] = sections.map(Option::unwrap_or_default);
+        let [base, frames, panes, latest, time] = sections.map(Option::unwrap_or_default);
         let mut saved = Self::read_base(Reader(base))?;
         saved.frames = frames.to_vec();
-        saved.memory = memory.to_vec();
         saved.latest = latest.to_vec();
         saved.read_time(time)?;
         let mut panes = Reader(panes);
@@ -315,7 +309,6 @@ mod tests {
             sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
             frames: vec![1, 2, 3],
             panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
-            memory: vec![4, 5],
             latest: vec![6, 7, 8],
             clock_high: 11,
             future: 12,
@@ -325,11 +318,10 @@ mod tests {
         let bytes = saved.write();
         assert_eq!(Saved::read(&bytes), Ok(saved));
         // A cut between two sections leaves whole ones; the store's CRC is there for that.
-        let (frames, panes, memory) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8, 1 + 4 + 2);
+        let (frames, panes) = (1 + 4 + 3, 1 + 4 + 4 + 4 + 8);
         let time = bytes.len() - (1 + 4 + 4 * 8);
         let after = time - (1 + 4 + 3);
-        let whole =
-            [time, after, after - memory, after - memory - panes, after - memory - panes - frames];
+        let whole = [time, after, after - panes, after - panes - frames];
         for length in (0..bytes.len()).filter(|length| !whole.contains(length)) {
             Saved::read(&bytes[..length]).unwrap_err();
         }
@@ -349,8 +341,7 @@ mod tests {
         assert_eq!(base.len(), 85);
         assert_eq!(saved.write(), [&[2, 1, 85, 0, 0, 0], &base[..]].concat());
         assert_eq!(Saved::read(&[&[1], &base[..]].concat()), Ok(saved.clone()));
-        let more = Saved { frames: vec![9], memory: vec![8], ..saved };
-        let sections = [2, 1, 0, 0, 0, 9, 4, 1, 0, 0, 0, 8];
-        assert_eq!(more.write(), [&[2, 1, 85, 0, 0, 0], &base[..], &sections].concat());
+        let framed = Saved { frames: vec![9], ..saved };
+        assert_eq!(framed.write(), [&[2, 1, 85, 0, 0, 0], &base[..], &[2, 1, 0, 0, 0, 9]].concat());
     }
 }

@@ -1,5 +1,7 @@
 //! What functions remember, over batches, windows, failures and restarts.
 
+use std::collections::BTreeMap;
+
 use super::kinds::session;
 use super::restart::Logs;
 use super::*;
@@ -32,18 +34,29 @@ async fn run(
     let mut stream = stream(spec.clone(), sql);
     let mut logs = Logs(vec![vec![]]);
     let mut effects: Vec<Effects> = Vec::new();
-    let mut durable = None;
+    let (mut states, mut durable) = (BTreeMap::new(), None);
     for (at, rows) in batches.iter().enumerate() {
         effects.push(stream.apply(logs.append(0, batch(rows)), NOW).await.unwrap());
-        if cut.is_some_and(|(_, durable, _)| durable == at) {
-            durable = Some((stream.progress(), effects.len()));
+        if cut.is_none_or(|(_, durable, _)| at <= durable) {
+            let progress = stream.progress();
+            stream.submitted();
+            for StateChange { key, bytes } in &progress.states {
+                match bytes {
+                    Some(bytes) => states.insert(*key, bytes.clone()),
+                    None => states.remove(key),
+                };
+            }
+            durable = Some((progress, effects.len()));
         }
         if let Some((_, _, size)) = cut.filter(|(cut, ..)| *cut == at) {
             // What came after the durable progress was never delivered.
             let (progress, delivered) = durable.take().unwrap();
+            assert!(progress.states.len() <= rows.len().max(2), "little is written");
             effects.truncate(delivered);
             let query = query(spec, sql);
-            stream = restored(spec, query, &progress);
+            let states: Vec<_> = states.clone().into_iter().collect();
+            stream =
+                Stream::restore_with(spec.clone(), query, &progress.state, &states, NOW).unwrap();
             for event in logs.replay(0, progress.replay_from[0], size) {
                 effects.push(stream.apply(event, NOW).await.unwrap());
             }
