@@ -60,7 +60,7 @@ impl StreamFloor {
 
     /// What is wanted, as something to run; an error where it names nothing or is no stream.
     fn preview_of(&self, wanted: PreviewWanted) -> Result<Preview, Declined> {
-        let document = self.document()?;
+        let (document, views) = (self.document()?, self.status.views());
         let section: StreamSection = match (wanted.section, wanted.stream) {
             (Some(section), None) => serde_json::from_value(section)
                 .map_err(|error| Declined::Refused(format!("no stream: {error}")))?,
@@ -77,6 +77,7 @@ impl StreamFloor {
         let last = wanted.last_ms.map(|ms| i64::try_from(ms.saturating_mul(1000)));
         Ok(Preview {
             document,
+            lookups: views.lookups.iter().map(|view| view.lookup.clone()).collect(),
             section,
             store: self.status.store.clone(),
             taps: self.taps.clone(),

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tidegate_config::{Document, StreamSection};
 use tidegate_engine::encode::{JsonOptions, json_rows};
 use tidegate_engine::store::Store;
-use tidegate_engine::{Effects, Event, Query, Sql, Stream, StreamSpec, TableSchema};
+use tidegate_engine::{Effects, Event, Lookup, Query, Sql, Stream, StreamSpec, TableSchema};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -42,6 +42,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub struct Preview {
     /// The gateway's configuration.
     pub document: Arc<Document>,
+    /// The lookups that SQL may name, with the rows that they have.
+    pub lookups: Vec<Arc<Lookup>>,
     /// The stream that is tried.
     pub section: StreamSection,
     /// The store whose logs are read.
@@ -112,7 +114,7 @@ impl Preview {
         }
         let mut spec = stream_spec(document, section, section.event_time, &streams);
         spec.memory_max = MEMORY;
-        let query = spec.plan(&sql, &section.sql).map_err(|error| {
+        let query = spec.plan_with(&sql, &section.sql, &self.lookups).map_err(|error| {
             let place =
                 error.position.map(|(line, column)| format!("line {line}, column {column}: "));
             let hint = error.hint.map(|hint| format!(" ({hint})"));
