@@ -5,17 +5,17 @@
 //! again from the stream's progress and the tables' logs, so that no row is counted twice and none
 //! is missed.
 
-use std::collections::BTreeMap;
+mod joined;
+mod listening;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arrow::array::{AsArray, RecordBatch};
-use arrow::compute::concat_batches;
+use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use tidegate_config::check::{ERROR_COLUMN, REASON_COLUMN, with_text};
-use tidegate_drivers::stats::{LinkState, Stats};
 use tidegate_engine::store::{Commit, Store, StreamProgress};
 use tidegate_engine::{Counts, Effects, Event, Lookup, Query, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
@@ -28,6 +28,9 @@ use crate::route::{Routed, Router, Target, with_reason};
 use crate::supervisor::{Exit, Health, Part};
 use crate::table::Positioned;
 use crate::tap::{Passed, Taps};
+use joined::joined;
+pub use listening::Feeds;
+use listening::{HEARTBEAT, Listening};
 
 /// Where a stream's rows go, planned with its SQL: one router for each form that rows have.
 #[derive(Debug, Default)]
@@ -131,56 +134,6 @@ pub struct ProgramSpec {
     pub timeout: Duration,
     /// The columns of its rows.
     pub columns: SchemaRef,
-}
-
-/// The connections of all feeds, by device: a device that is started anew puts its own here.
-#[derive(Debug, Default)]
-pub struct Feeds(Mutex<BTreeMap<String, Arc<Stats>>>);
-
-impl Feeds {
-    /// Puts a feed's state here, in place of one with the same name.
-    pub fn put(&self, device: &str, stats: Arc<Stats>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(device.to_owned(), stats);
-    }
-
-    fn is_down(&self, device: &str) -> bool {
-        let feeds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        feeds.get(device).is_some_and(|stats| stats.state() != LinkState::Up)
-    }
-}
-
-/// How often a stream looks whether its feeds are connected, and whether it was held up itself.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-
-/// A wait that took so much longer than it should have says that the process was stopped or starved:
-/// nobody could have been heard meanwhile.
-const STALL_MIN: Duration = Duration::from_secs(2);
-
-/// Knows whether silence of the sources means anything.
-#[derive(Default)]
-struct Listening {
-    looked: Option<Instant>,
-    /// When a feed was last seen without its connection, or the process was held up.
-    deaf: Option<Instant>,
-}
-
-impl Listening {
-    /// Tells the stream whether it may follow the clock. After an outage it may again when the
-    /// connection has been there for `idle_after`: what was kept has come by then.
-    fn look(&mut self, stream: &mut Stream, feeds_down: bool, idle_after: Duration) {
-        let now = Instant::now();
-        if let Some(looked) = self.looked.replace(now) {
-            let stall = (now - looked).saturating_sub(HEARTBEAT);
-            if stall > STALL_MIN {
-                stream.forgive(i64::try_from(stall.as_micros()).unwrap_or(i64::MAX));
-                self.deaf = Some(now);
-            }
-        }
-        if feeds_down {
-            self.deaf = Some(now);
-        }
-        stream.hold(self.deaf.is_some_and(|deaf| now - deaf < idle_after));
-    }
 }
 
 /// How long a start waits for a lookup that was never loaded before it is tried again.
@@ -605,39 +558,4 @@ impl StreamPart {
         }
         Ok(())
     }
-}
-
-/// Puts what waited together where several work on a batch: rows of one table that follow each other
-/// and are all good. Others stay by themselves, so that each row keeps its quality.
-fn joined(gathered: &mut Vec<Positioned>, workers: usize) -> Vec<Positioned> {
-    if workers < 2 {
-        return std::mem::take(gathered);
-    }
-    let mut joined: Vec<Positioned> = Vec::with_capacity(gathered.len());
-    for rows in gathered.drain(..) {
-        let together = joined.last().filter(|last| {
-            last.table == rows.table
-                && last.position + last.batch.num_rows() as u64 == rows.position
-                && last.batch.num_rows() < JOINED_ROWS
-                && last.batch.schema_ref() == rows.batch.schema_ref()
-                && is_good(&last.batch)
-                && is_good(&rows.batch)
-        });
-        let batch = together.and_then(|last| {
-            concat_batches(rows.batch.schema_ref(), [&last.batch, &rows.batch]).ok()
-        });
-        match (batch, joined.last_mut()) {
-            (Some(batch), Some(last)) => last.batch = batch,
-            _ => joined.push(rows),
-        }
-    }
-    joined
-}
-
-/// Rows that are put together for several workers.
-const JOINED_ROWS: usize = 8192;
-
-fn is_good(batch: &RecordBatch) -> bool {
-    let quality = batch.column_by_name("quality").and_then(|column| column.as_string_opt::<i32>());
-    quality.is_some_and(|quality| quality.iter().all(|quality| quality == Some("good")))
 }

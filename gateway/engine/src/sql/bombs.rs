@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::shapes::{schema, tables};
 use super::*;
+use crate::window::Bounds;
 
 /// Rows with n = 1, 2, 3, …, all of one device.
 fn many(rows: i64) -> RecordBatch {

@@ -2,10 +2,12 @@
 //!
 //! The oracle is the plain plan over all rows, which `shapes` holds against a fresh DataFusion.
 
+use arrow::record_batch::RecordBatch;
 use proptest::prelude::*;
 
 use super::shapes::{Row, rows, tables, text, windows};
 use super::*;
+use crate::window::Bounds;
 
 /// What must be computed in pieces.
 const PIECES: [&str; 25] = [

@@ -2,6 +2,7 @@
 
 use super::shapes::tables;
 use super::*;
+use crate::window::Bounds;
 
 fn refused(sql: &str, windowed: bool) -> SqlError {
     match Sql::new(1 << 20).unwrap().plan(sql, &tables(), windowed) {

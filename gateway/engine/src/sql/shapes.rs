@@ -15,6 +15,7 @@ use datafusion::datasource::MemTable;
 use datafusion::prelude::SessionContext;
 
 use super::*;
+use crate::window::Bounds;
 
 /// Second, device, v, n.
 pub(super) type Row = (i64, &'static str, Option<f64>, i64);

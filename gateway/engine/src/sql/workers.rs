@@ -13,9 +13,10 @@ use datafusion::execution::TaskContext;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 
+use super::SqlError;
 use super::budget::Budget;
 use super::feed::Feed;
-use super::{SqlError, run, unpanicked};
+use super::query::{run, unpanicked};
 
 /// Rows of a piece at least: below, handing it over costs more than it saves.
 const PIECE_ROWS: usize = 256;
