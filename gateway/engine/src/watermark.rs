@@ -61,10 +61,12 @@ pub(crate) struct Watermark {
     known: bool,
     /// Whether the clock is not followed for now.
     held: bool,
-    /// Least mark of the active sources; `None` while there is none, or one without a mark.
+    /// Least mark of the sources that hold and have one.
     low: Option<i64>,
-    /// How many active sources stand at `low`.
+    /// How many of them stand at `low`.
     holders: usize,
+    /// How many sources hold and have no mark: while there is one, nothing moves.
+    unmarked: usize,
     /// Marks have risen and `low`, `holders` and `current` do not show it yet. To look at every
     /// source is put off until somebody must know: with a thousand sources in turn, each row moves
     /// the one that is behind.
@@ -89,6 +91,7 @@ impl Watermark {
             known: false,
             held: false,
             low: None,
+            unmarked: 0,
             holders: 0,
             stale: false,
             newest: i64::MIN,
@@ -113,8 +116,13 @@ impl Watermark {
     pub(crate) fn declare(&mut self, table: usize, device: &str, high: Option<i64>, keep: bool) {
         let source = self.source(table, device);
         let source = &mut self.sources[source];
+        let was = source.high;
         source.high = source.high.max(high);
         source.declared |= keep;
+        if let (None, Some(high)) = (was, high) {
+            self.unmarked -= 1;
+            self.count(high);
+        }
         self.newest = self.newest.max(high.unwrap_or(i64::MIN));
     }
 
@@ -129,7 +137,8 @@ impl Watermark {
         if !self.stale {
             return self.current;
         }
-        let (low, _) = self.least();
+        let (low, _, unmarked) = self.least();
+        let low = low.filter(|_| unmarked == 0);
         self.current.max(low.map(|low| low.saturating_sub(self.lateness)))
     }
 
@@ -261,9 +270,31 @@ impl Watermark {
             self.catch_up();
             let source = &mut self.sources[at];
             (source.active, source.lame, source.behind) = (true, false, None);
-            self.settle();
+            match source.high {
+                Some(high) => {
+                    self.count(high);
+                    self.raise_to_low();
+                }
+                None => self.unmarked += 1,
+            }
         }
         at
+    }
+
+    /// Takes account of one more source that holds, at `high`. To look at every source for that
+    /// would take 100,000 of them minutes to join.
+    fn count(&mut self, high: i64) {
+        match self.low {
+            Some(low) if low < high => {}
+            Some(low) if low == high => self.holders += 1,
+            _ => (self.low, self.holders) = (Some(high), 1),
+        }
+    }
+
+    fn raise_to_low(&mut self) {
+        if let Some(low) = self.low.filter(|_| self.unmarked == 0) {
+            self.raise(low.saturating_sub(self.lateness));
+        }
     }
 
     fn join(&mut self, table: usize, device: &str) -> usize {
@@ -294,9 +325,13 @@ impl Watermark {
         if self.stale || self.sources[source].lame {
             return;
         }
-        if held.is_some() && held == self.low && self.holders > 1 {
+        if held.is_none() {
+            self.unmarked -= 1;
+            self.count(time);
+            self.raise_to_low();
+        } else if held == self.low && self.holders > 1 {
             self.holders -= 1;
-        } else if held.is_none() || held == self.low {
+        } else if held == self.low {
             self.stale = true;
         }
     }
@@ -322,24 +357,23 @@ impl Watermark {
 
     fn settle(&mut self) {
         self.stale = false;
-        (self.low, self.holders) = self.least();
-        if let Some(low) = self.low {
-            self.raise(low.saturating_sub(self.lateness));
-        }
+        (self.low, self.holders, self.unmarked) = self.least();
+        self.raise_to_low();
     }
 
-    /// The least mark of the active sources, and how many stand at it.
-    fn least(&self) -> (Option<i64>, usize) {
-        let mut least = (None, 0);
+    /// The least mark of the sources that hold and have one, how many stand at it, and how many
+    /// have none.
+    fn least(&self) -> (Option<i64>, usize, usize) {
+        let (mut least, mut holders, mut unmarked) = (None, 0, 0);
         for source in self.sources.iter().filter(|source| source.holds()) {
-            match (source.high, least.0) {
-                (None, _) => return (None, 0),
+            match (source.high, least) {
+                (None, _) => unmarked += 1,
                 (Some(high), Some(low)) if high > low => {}
-                (Some(high), Some(low)) if high == low => least.1 += 1,
-                (Some(high), _) => least = (Some(high), 1),
+                (Some(high), Some(low)) if high == low => holders += 1,
+                (Some(high), _) => (least, holders) = (Some(high), 1),
             }
         }
-        least
+        (least, holders, unmarked)
     }
 
     fn raise(&mut self, to: i64) {
@@ -541,6 +575,20 @@ mod tests {
         assert_eq!(marks.current(), None);
         assert_eq!(seen(&mut marks, "a", 490), Some(490), "b is idle");
         assert_eq!(seen(&mut marks, "b", 495), Some(490));
+    }
+
+    /// A hundred thousand devices of one table join within a second, not within minutes.
+    #[test]
+    fn many_sources_join_without_a_look_at_each_other() {
+        let mut marks = Watermark::new(1, 0, 1_000, 0);
+        for device in 0..5_i64 {
+            seen(&mut marks, &device.to_string(), 100 - device);
+            assert_eq!((marks.low, marks.holders, marks.unmarked), (Some(100 - device), 1, 0));
+            assert!(!marks.stale, "nothing is left to look for");
+        }
+        assert_eq!(marks.current(), Some(100), "never back");
+        marks.source(0, "no mark yet");
+        assert_eq!((marks.low, marks.unmarked), (Some(96), 1));
     }
 
     #[test]
