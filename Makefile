@@ -6,6 +6,8 @@ export TIDEGATE_TEST_PYTHON := $(abspath $(VENV))/bin/python
 
 # What is built and tested beyond what is shipped.
 FEATURES := --features tidegate/sqlite
+# A build without it refuses such lookups, which tests accept unless they are told otherwise.
+export TIDEGATE_TEST_SQLITE := 1
 
 # A cargo tool that is not part of every toolchain: run where it is there, said where it is not.
 optional = if cargo $(1) --version >/dev/null 2>&1; then cargo $(2); \

@@ -97,7 +97,8 @@ fn plant(name: &str) -> Option<Scratch> {
     for words in ["E0416", "built without SQLite", "--features sqlite"] {
         assert!(checked.stdout.contains(words), "{checked:?}");
     }
-    assert_eq!(checked.code, Some(2), "{checked:?}");
+    assert_eq!(checked.code, Some(78), "{checked:?}");
+    assert!(std::env::var_os("TIDEGATE_TEST_SQLITE").is_none(), "this build has no SQLite");
     None
 }
 
