@@ -4,6 +4,11 @@
 VENV := $(or $(CARGO_TARGET_DIR),target)/venv
 export TIDEGATE_TEST_PYTHON := $(abspath $(VENV))/bin/python
 
+# What is built and tested beyond what is shipped.
+FEATURES := --features tidegate/sqlite
+# A build without it refuses such lookups, which tests accept unless they are told otherwise.
+export TIDEGATE_TEST_SQLITE := 1
+
 # A cargo tool that is not part of every toolchain: run where it is there, said where it is not.
 optional = if cargo $(1) --version >/dev/null 2>&1; then cargo $(2); \
 	else echo "SKIPPED: cargo $(1) is not installed"; fi
@@ -21,15 +26,15 @@ setup: ## install what the tests need, where it is missing
 	tests/setup "$(VENV)"
 
 test: setup check ## everything that CI checks
-	cargo test --workspace -- --test-threads 4
+	cargo test --workspace $(FEATURES) -- --test-threads 4
 
 check: ## format, lints, and licences, bans and sources of dependencies
 	@$(call optional,fmt,fmt --all --check)
-	@$(call optional,clippy,clippy --workspace --all-targets -- -D warnings)
+	@$(call optional,clippy,clippy --workspace --all-targets $(FEATURES) -- -D warnings)
 	@$(call optional,deny,deny check bans licenses sources)
 
 bless: ## write generated files anew that tests compare
-	TIDEGATE_BLESS=1 cargo test --workspace
+	TIDEGATE_BLESS=1 cargo test --workspace $(FEATURES)
 
 bench: ## figures beside their baselines, in target/bench/results.jsonl (the build takes about 15 minutes, the run about 15)
 	cargo run --profile dist -- bench $(NAMES)

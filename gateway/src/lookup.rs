@@ -9,6 +9,8 @@ mod columns;
 mod csv;
 mod http;
 mod json;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 #[cfg(test)]
 mod tests;
 
@@ -214,23 +216,40 @@ pub(crate) async fn loaded_lookups(document: &Document) -> Result<Vec<Arc<Lookup
 /// Loads all rows of a lookup, or says in words why not. Cancel safe.
 pub(crate) async fn load(section: &LookupSection) -> Result<RecordBatch, String> {
     let bytes_max = section.max_bytes.len();
-    let section = section.clone();
-    let fetched = match &section.source {
-        LookupSource::Http(source) => Some(http::get(source, bytes_max).await?),
-        LookupSource::Csv(_) | LookupSource::Json(_) => None,
-    };
-    let read = move || {
-        let text = match (&section.source, fetched) {
-            (_, Some(text)) => text,
-            (LookupSource::Csv(file) | LookupSource::Json(file), None) => {
-                read_file(Path::new(&file.path), bytes_max)
-                    .map_err(|error| format!("{}: {error}", file.path))?
-            }
-            (LookupSource::Http(_), None) => Vec::new(),
-        };
-        parse(&section, &text)
-    };
+    let of_text = section.clone();
+    match &section.source {
+        LookupSource::Csv(file) => read_text(of_text, &file.path, LookupFormat::Csv).await,
+        LookupSource::Json(file) => read_text(of_text, &file.path, LookupFormat::Json).await,
+        LookupSource::Http(http) => {
+            let (text, format) = (http::get(http, bytes_max).await?, http.format);
+            blocking(move || parse(&of_text, format, &text)).await
+        }
+        #[cfg(feature = "sqlite")]
+        LookupSource::Sqlite(source) => sqlite::load(section, source).await,
+        #[cfg(not(feature = "sqlite"))]
+        LookupSource::Sqlite(_) => Err("this program was built without SQLite".to_owned()),
+    }
+}
+
+/// Runs what waits for a disk or takes long beside those who must not wait.
+async fn blocking(
+    read: impl FnOnce() -> Result<RecordBatch, String> + Send + 'static,
+) -> Result<RecordBatch, String> {
     tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
+}
+
+async fn read_text(
+    section: LookupSection,
+    path: &str,
+    format: LookupFormat,
+) -> Result<RecordBatch, String> {
+    let path = path.to_owned();
+    let read = move || {
+        let text = read_file(Path::new(&path), section.max_bytes.len())
+            .map_err(|error| format!("{path}: {error}"))?;
+        parse(&section, format, &text)
+    };
+    blocking(read).await
 }
 
 /// Reads a file that nobody writes meanwhile.
@@ -252,12 +271,16 @@ fn read_file(path: &Path, bytes_max: usize) -> Result<Vec<u8>, String> {
 }
 
 /// Makes a table of a text.
-fn parse(section: &LookupSection, text: &[u8]) -> Result<RecordBatch, String> {
+fn parse(
+    section: &LookupSection,
+    format: LookupFormat,
+    text: &[u8],
+) -> Result<RecordBatch, String> {
     let text = std::str::from_utf8(text)
         .map_err(|error| format!("it is not UTF-8 at byte {}", error.valid_up_to()))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut columns = Columns::new(section);
-    match section.source.format() {
+    match format {
         LookupFormat::Csv => csv::read(section, text, &mut columns)?,
         LookupFormat::Json => json::read(section, text, &mut columns)?,
     }

@@ -61,6 +61,10 @@ impl SqlPlanner for EnginePlanner {
         planned.map(drop).map_err(problem)
     }
 
+    fn reads_sqlite(&self) -> bool {
+        cfg!(feature = "sqlite")
+    }
+
     fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))> {
         latest_names(sql)
     }

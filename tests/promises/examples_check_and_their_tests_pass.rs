@@ -19,6 +19,10 @@ fn examples_are_accepted_and_their_tests_pass() {
     for path in &examples {
         let name = path.to_str().expect("a path");
         let checked = run(&["check", name], secs(20));
+        if name.ends_with("sqlite.yaml") && checked.stdout.contains("E0416") {
+            // This build has no SQLite; `make test` makes one that has.
+            continue;
+        }
         assert_eq!(checked.code, Some(0), "{name}: {checked:?}");
         assert!(checked.stdout.contains("no problems"), "{name}: {checked:?}");
         let tested = run(&["test", name], secs(30));

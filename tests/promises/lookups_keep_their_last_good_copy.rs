@@ -102,7 +102,7 @@ sinks: [ {{ name: out, driver: {{ stdout: {{}} }} }} ]
 }
 
 /// Five results with limits from `high` on that came after the first `before` ones.
-fn results(gateway: &Gateway, before: usize, high: u32) -> Vec<Record> {
+pub(crate) fn results(gateway: &Gateway, before: usize, high: u32) -> Vec<Record> {
     let what = format!("results with limits from {high} on");
     wait_for(&what, secs(20), || {
         let all = of_stream(&gateway.printed(), "named");
@@ -113,11 +113,11 @@ fn results(gateway: &Gateway, before: usize, high: u32) -> Vec<Record> {
     })
 }
 
-fn printed(gateway: &Gateway) -> usize {
+pub(crate) fn printed(gateway: &Gateway) -> usize {
     of_stream(&gateway.printed(), "named").len()
 }
 
-fn wait_failed(gateway: &mut Gateway, words: &str) -> Value {
+pub(crate) fn wait_failed(gateway: &mut Gateway, words: &str) -> Value {
     gateway.wait_status(&format!("a load that fails: {words}"), secs(20), |status| {
         let lookup = part(status, "lookups", "limits");
         let failed = lookup["last_error"].as_str().is_some_and(|error| error.contains(words));

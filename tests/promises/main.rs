@@ -39,6 +39,7 @@ mod full_outboxes_do_what_was_asked;
 mod keeps_polling_while_uplink_is_down;
 mod little_room_is_enough;
 mod log_levels_go_back_by_themselves;
+mod lookups_from_sqlite;
 mod lookups_keep_their_last_good_copy;
 mod mqtt_input_survives_what_comes;
 mod no_duplicates_without_faults;

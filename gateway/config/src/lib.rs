@@ -40,6 +40,7 @@ pub use environment::{Environment, ProcessEnvironment, SecretError, resolve_secr
 pub use explain::explain;
 pub use lookup::{
     FileSource, HttpSource, HttpUrl, LookupColumn, LookupFormat, LookupSection, LookupSource,
+    SqliteSource,
 };
 pub use path::{Path, Step};
 pub use problem::{Problem, Problems, Severity};

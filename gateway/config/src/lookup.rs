@@ -32,7 +32,7 @@ pub struct LookupSection {
     /// Rows at most; a source with more is refused as a whole.
     #[serde(default = "default_rows_max")]
     pub max_rows: u32,
-    /// Bytes of the source at most; a larger one is refused as a whole.
+    /// Bytes of the source at most, or of what a query gives; a larger one is refused as a whole.
     #[serde(default = "default_bytes_max")]
     pub max_bytes: Bytes,
 }
@@ -48,6 +48,9 @@ pub enum LookupSource {
     Json(FileSource),
     /// The same from a server.
     Http(HttpSource),
+    /// The rows of a query to an SQLite database; for programs that are built with the feature
+    /// `sqlite`. A bool is 0 or 1 there, and NULL is missing.
+    Sqlite(SqliteSource),
 }
 
 impl LookupSource {
@@ -57,15 +60,17 @@ impl LookupSource {
             Self::Csv(_) => "csv",
             Self::Json(_) => "json",
             Self::Http(_) => "http",
+            Self::Sqlite(_) => "sqlite",
         }
     }
 
-    /// How the text is written.
-    pub fn format(&self) -> LookupFormat {
+    /// How the text is written; none where the source is no text.
+    pub fn format(&self) -> Option<LookupFormat> {
         match self {
-            Self::Csv(_) => LookupFormat::Csv,
-            Self::Json(_) => LookupFormat::Json,
-            Self::Http(http) => http.format,
+            Self::Csv(_) => Some(LookupFormat::Csv),
+            Self::Json(_) => Some(LookupFormat::Json),
+            Self::Http(http) => Some(http.format),
+            Self::Sqlite(_) => None,
         }
     }
 }
@@ -76,6 +81,17 @@ impl LookupSource {
 pub struct FileSource {
     /// The file; a relative path begins in the folder of the configuration.
     pub path: String,
+}
+
+/// A query to an SQLite database of this machine.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SqliteSource {
+    /// The database; a relative path begins in the folder of the configuration. It is read only,
+    /// and others may write it meanwhile.
+    pub path: String,
+    /// One SELECT, which may take 30 s; its columns are found by their names.
+    pub query: String,
 }
 
 /// What a server answers to GET.
@@ -141,6 +157,7 @@ impl LookupSection {
         let path = match &mut self.source {
             LookupSource::Csv(file) | LookupSource::Json(file) => &mut file.path,
             LookupSource::Http(http) => &mut http.ca_file,
+            LookupSource::Sqlite(sqlite) => &mut sqlite.path,
         };
         if Path::new(path.as_str()).is_relative() {
             *path = folder.join(path.as_str()).display().to_string();

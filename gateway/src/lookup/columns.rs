@@ -31,8 +31,8 @@ pub(super) enum Value<'a> {
     Text(&'a str),
     /// A field of a format that has texts alone: what it means follows from the column.
     Written(&'a str),
-    /// A list or an object.
-    Other,
+    /// What fits no column, in words: a list, for example.
+    Other(&'static str),
 }
 
 enum Builder {
@@ -193,11 +193,11 @@ fn shown(value: Value<'_>) -> String {
         Value::Bool(bool) => format!("`{bool}`"),
         Value::Int(int) => format!("{int}"),
         Value::UInt(int) => format!("{int}"),
-        Value::Float(float) => format!("{float}"),
+        Value::Float(float) => format!("{float:?}"),
         Value::Text(text) | Value::Written(text) => {
             let short: String = text.chars().take(SHOWN_MAX).collect();
             if short.len() < text.len() { format!("`{short}…`") } else { format!("`{short}`") }
         }
-        Value::Other => "a list or an object".to_owned(),
+        Value::Other(what) => what.to_owned(),
     }
 }

@@ -59,9 +59,9 @@ fn value(json: Option<&Json>) -> Value<'_> {
             (Some(int), ..) => Value::Int(int),
             (None, Some(int), _) => Value::UInt(int),
             (None, None, Some(float)) => Value::Float(float),
-            (None, None, None) => Value::Other,
+            (None, None, None) => Value::Other("a number beyond 64 bits"),
         },
         Some(Json::String(text)) => Value::Text(text),
-        Some(Json::Array(_) | Json::Object(_)) => Value::Other,
+        Some(Json::Array(_) | Json::Object(_)) => Value::Other("a list or an object"),
     }
 }

@@ -22,7 +22,7 @@ impl Environment for Nothing {
 }
 
 /// A section whose source is `source`, with two more settings in `rest`.
-fn section(source: &str, rest: &str) -> LookupSection {
+pub(super) fn section(source: &str, rest: &str) -> LookupSection {
     let text = format!(
         "version: 1\ngateway: {{ name: g }}\nlookups:\n  - name: limits\n    source: {{ {source} }}\n    \
          columns:\n      - {{ name: device, type: string }}\n      - {{ name: high, type: f64 }}\n      \
@@ -41,8 +41,12 @@ fn json() -> LookupSection {
     section("json: { path: limits.json }", "")
 }
 
+fn parse(section: &LookupSection, text: &[u8]) -> Result<RecordBatch, String> {
+    super::parse(section, section.source.format().unwrap(), text)
+}
+
 /// Each row as text, null as `-`.
-fn shown(rows: &RecordBatch) -> Vec<String> {
+pub(super) fn shown(rows: &RecordBatch) -> Vec<String> {
     let cell = |column: usize, row: usize| {
         let array = rows.column(column);
         if array.is_null(row) {
@@ -133,10 +137,10 @@ fn more_rows_or_bytes_than_asked_for_are_refused() {
     assert!(error.contains("more than 99 bytes"), "{error}");
 }
 
-struct Folder(PathBuf);
+pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let path =
             std::env::temp_dir().join(format!("tidegate-lookup-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();

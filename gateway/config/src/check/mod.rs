@@ -74,6 +74,9 @@ pub trait SqlPlanner {
 
     /// Plans a condition over rows of these columns.
     fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem>;
+
+    /// Whether lookups can be read from SQLite databases, which is a choice of the build.
+    fn reads_sqlite(&self) -> bool;
 }
 
 /// Why SQL cannot be planned.
@@ -105,7 +108,7 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
     checker.devices();
     checker.buses();
     checker.sinks();
-    checker.lookups();
+    checker.lookups(planner);
     let results = checker.streams(planner);
     checker.shared();
     checker.unused();

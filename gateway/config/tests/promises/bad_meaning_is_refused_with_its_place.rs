@@ -1,6 +1,8 @@
 //! Documents in good form that cannot be meant: each problem with its place.
 
-use crate::stand_in::{HEAD, SOUND, cases, expect, problems};
+use tidegate_config::{Code, load_and_check};
+
+use crate::stand_in::{Fixed, HEAD, Refusing, SOUND, cases, expect, problems, source};
 
 #[test]
 fn names_and_references() {
@@ -651,4 +653,29 @@ fn lookups() {
             &[("E0204", 4, 39, "is not an HTTP address")],
         ),
     ]);
+}
+
+#[test]
+fn lookups_from_sqlite() {
+    let lookup = |path: &str, query: &str, name: &str| {
+        format!(
+            "{HEAD}{SOUND}lookups:\n  - name: limits\n    source: {{ sqlite: {{ path: \"{path}\", query: \"{query}\" \
+             }} }}\n    columns: [ {{ name: device, type: string, path: \"{name}\" }} ]\n"
+        )
+    };
+    let sound = lookup("plant.db", "-- all\\nSELECT device FROM limits", "a..b");
+    expect(&sound, &[]);
+    let refused = load_and_check(&[source("t.yaml", &sound)], &Fixed::default(), &Refusing);
+    let refused = refused.unwrap_err();
+    let told = refused.iter().find(|problem| problem.code == Code::NotBuilt).unwrap();
+    assert_eq!((told.line, told.column), (17, 15));
+    assert!(told.hint.as_ref().is_some_and(|hint| hint.contains("--features sqlite")));
+    expect(
+        &lookup("plant/", "DELETE FROM limits", ""),
+        &[
+            ("E0415", 17, 31, "no file's path"),
+            ("E0415", 17, 48, "SELECT device, high FROM limits"),
+            ("E0415", 18, 52, "empty key"),
+        ],
+    );
 }

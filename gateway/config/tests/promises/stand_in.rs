@@ -69,6 +69,10 @@ impl SqlPlanner for Planner {
         let message = format!("there is no column {name}");
         Err(SqlProblem { message, position: Some((1, 1)), hint: None })
     }
+
+    fn reads_sqlite(&self) -> bool {
+        true
+    }
 }
 
 /// Refuses all SQL, at a place that is hardly there.
@@ -90,6 +94,10 @@ impl SqlPlanner for Refusing {
 
     fn condition(&self, _: &str, _: &SchemaRef) -> Result<(), SqlProblem> {
         unreachable!("no stream is planned")
+    }
+
+    fn reads_sqlite(&self) -> bool {
+        false
     }
 }
 
