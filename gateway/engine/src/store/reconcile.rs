@@ -31,18 +31,30 @@ pub(super) fn prune(book: &mut Book, state: &State) {
     }
 }
 
-/// Whether the rows of a broken entry are still needed, as far as its key tells.
-pub(super) fn is_needed(state: &State, key: &[u8]) -> bool {
-    match split_key(key) {
-        Some((Kind::Outbox, name, first)) => state
-            .sinks
-            .get(name)
-            .is_some_and(|sink| first > sink.cursor && first < sink.next && !sink.is_ahead(first)),
-        Some((Kind::Log, name, first)) => {
-            state.tables.get(name).is_some_and(|table| first >= table.start && first < table.end)
+/// Whether the rows of a broken entry are still needed, as far as its key tells. Rows that were
+/// folded lie on a shelf, and their frame's place was free to be written again.
+pub(super) fn is_needed(book: &Book, state: &State, key: &[u8]) -> bool {
+    let (side, name, first, is_open) = match split_key(key) {
+        Some((Kind::Outbox, name, first)) => {
+            // A notice in front takes the place of a row that was dropped.
+            let is_open = state.sinks.get(name).is_some_and(|sink| {
+                let settled = sink.cursor + sink.front.len() as u64;
+                first > settled && first < sink.next && !sink.is_ahead(first)
+            });
+            (Side::Outbox, name, first, is_open)
         }
-        _ => false,
-    }
+        Some((Kind::Log, name, first)) => {
+            let kept = |table: &TableState| first >= table.start && first < table.end;
+            (Side::Log, name, first, state.tables.get(name).is_some_and(kept))
+        }
+        _ => return false,
+    };
+    let queue = match side {
+        Side::Outbox => book.outboxes.get(name),
+        Side::Log => book.logs.get(name),
+    };
+    let elsewhere = queue.and_then(|queue| queue.pieces.get(queue.index_of(first)));
+    is_open && elsewhere.is_none_or(|piece| piece.first > first)
 }
 
 /// Makes the states that are not there from the pieces; `true` when one held anything.

@@ -446,7 +446,7 @@ impl Opening<'_> {
         let rebuilt = rebuild(book, state, self.layout);
         prune(book, state);
         for (key, value) in &replayed.suspects {
-            if is_needed(state, key) {
+            if is_needed(book, state, key) {
                 book.damage.bad(key, value);
             }
         }
