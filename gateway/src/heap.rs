@@ -2,8 +2,8 @@
 //!
 //! glibc gives each thread an arena of its own and raises, with each large block that is freed, the
 //! size below which it keeps free memory: a gateway that parsed a large configuration once would
-//! hold its pages for ever. This is the one place that calls the C library by itself; elsewhere
-//! than on glibc it does nothing. Source: mallopt(3), malloc_trim(3).
+//! hold its pages for ever. It and `code_pages` are the places that call the C library by
+//! themselves; elsewhere than on glibc it does nothing. Source: mallopt(3), malloc_trim(3).
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[expect(unsafe_code, reason = "two calls of the C library that take numbers and keep nothing")]
