@@ -216,7 +216,7 @@ impl Opening<'_> {
         &self,
         lock: Box<dyn std::fmt::Debug + Send>,
         tree: Option<Database>,
-        ring: Box<dyn StorageBackend>,
+        ring: Arc<dyn StorageBackend>,
         ring_id: u64,
         run: u32,
     ) -> Book {
@@ -238,7 +238,7 @@ impl Opening<'_> {
     }
 
     /// The ring that is there, if one is.
-    fn ring(&self) -> Result<Option<Box<dyn StorageBackend>>, StoreError> {
+    fn ring(&self) -> Result<Option<Arc<dyn StorageBackend>>, StoreError> {
         let length = self.disk.length(RING).map_err(|error| self.error(RING, error))?;
         if length.is_none_or(|length| length < BLOCK) {
             return Ok(None);
@@ -246,7 +246,7 @@ impl Opening<'_> {
         open_ring(&**self.disk, &self.traffic).map(Some).map_err(|error| self.error(RING, error))
     }
 
-    fn make_ring(&self) -> Result<Box<dyn StorageBackend>, StoreError> {
+    fn make_ring(&self) -> Result<Arc<dyn StorageBackend>, StoreError> {
         let disk = &**self.disk;
         let made = disk.open(RING_NEW, true).and_then(|inner| {
             let traffic = Arc::clone(&self.traffic);
