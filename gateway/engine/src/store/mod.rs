@@ -7,7 +7,7 @@
 //! `log` and `states` how, `book` where it lies, `format`, `record` and `rows` in which bytes. A commit is one frame in the `ring`,
 //! which a `writer` thread may write while the next is made; `persist` sees that it lands, `answers` to those who ask; `room` has
 //! `fold` move what stays to a `shelf`, `checkpoint` notes it in a redb tree. `recovery` starts from
-//! whatever is there, `replay` takes up the frames, `reconcile` what is missing, `upgrade` an older format.
+//! whatever is there (`identity`: and whether it is a copy), `replay` takes up the frames, `reconcile` what is missing, `upgrade` an older format.
 
 mod answers;
 mod book;
@@ -19,6 +19,7 @@ mod disk;
 mod files;
 mod fold;
 mod format;
+mod identity;
 mod inbox;
 mod letters;
 mod load;
@@ -46,8 +47,8 @@ mod tests;
 
 pub use border::{
     Backlog, Commit, Gap, GapReason, Lanes, Layout, LogRows, OutboxRow, OutboxRows, Recovery,
-    Rejected, SinkLayout, StateChange, StoreError, StoreOptions, StoreStats, StreamProgress,
-    TableContents, TableLayout, Ticket, Verified, WhenFull,
+    Rejected, SinkLayout, StateChange, StoreError, StoreOptions, StoreStats, StreamContents,
+    StreamProgress, TableContents, TableLayout, Ticket, Verified, WhenFull,
 };
 
 use std::sync::Arc;
@@ -333,9 +334,15 @@ impl Store {
         self.shared.state().sinks.keys().cloned().collect()
     }
 
-    /// The streams of which the store has progress.
-    pub fn streams(&self) -> Vec<Arc<str>> {
-        self.shared.state().progress.keys().cloned().collect()
+    /// The streams of which the store has progress, also those that no layout names.
+    pub fn streams(&self) -> Vec<StreamContents> {
+        let state = self.shared.state();
+        let streams = state.progress.iter().map(|(name, progress)| {
+            let mark = state.mark(name);
+            let bytes = mark.bytes + progress.state.len() as u64;
+            StreamContents { name: name.clone(), states: mark.count, bytes }
+        });
+        streams.collect()
     }
 
     /// Reads everything that is stored and checks it, a MiB at a time between other work. What is
