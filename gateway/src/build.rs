@@ -73,6 +73,7 @@ pub(crate) fn store_options(document: &Document, around: &Surroundings) -> Store
         gateway: document.gateway.name.to_string(),
         epoch_hint: u64::try_from(around.clock.now() / 1_000_000).unwrap_or(0),
         restored: false,
+        forget_stream: None,
     }
 }
 

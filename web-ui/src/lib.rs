@@ -30,6 +30,6 @@ pub use serve::{bind_unix, serve_tcp, serve_unix};
 pub use store::{
     Exportable, Exported, Keeper, Kept, Letters, Records, RecoveryStatus, Refusal, RejectedRecord,
     ReplayRate, SinkContents, SinkLanes, StoreCompacted, StoreContents, StoreStatus, StoreVerified,
-    TableContents, Unclaimed,
+    StreamContents, TableContents, Unclaimed,
 };
 pub use streams::{Declined, Lines, PreviewWanted, StreamSet, StreamVerb, Streams, TapWanted};

@@ -65,6 +65,10 @@ pub struct RecoveryStatus {
     pub quarantined: Option<String>,
     /// What was readable of it was carried over.
     pub salvaged: bool,
+    /// The files are a copy that was put in the place of those that were written: records have a new
+    /// epoch.
+    #[serde(default)]
+    pub copied: bool,
     /// The format that it came from, where that was an older one.
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.
@@ -76,11 +80,11 @@ pub struct RecoveryStatus {
 /// Something that nobody asks for any more, and that takes room until somebody drops it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unclaimed {
-    /// `table` or `sink`.
+    /// `table`, `sink` or `stream`.
     pub kind: String,
     /// Its name.
     pub name: String,
-    /// Rows, or records that wait.
+    /// Rows, records that wait, or states.
     pub records: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -109,7 +113,7 @@ pub struct StoreContents {
     /// Outboxes of sinks.
     pub sinks: Vec<SinkContents>,
     /// Streams whose progress is kept.
-    pub streams: Vec<String>,
+    pub streams: Vec<StreamContents>,
     /// Durable counters by name.
     pub counters: BTreeMap<String, u64>,
 }
@@ -127,6 +131,19 @@ pub struct TableContents {
     pub bytes: u64,
     /// Rows that were dropped because the store was full.
     pub dropped: u64,
+    /// Whether the running configuration has it; none where no gateway runs.
+    pub claimed: Option<bool>,
+}
+
+/// The progress of one stream.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamContents {
+    /// The stream's name.
+    pub name: String,
+    /// States of its windows that are kept beside the progress.
+    pub states: u64,
+    /// Their bytes, and those of the progress.
+    pub bytes: u64,
     /// Whether the running configuration has it; none where no gateway runs.
     pub claimed: Option<bool>,
 }

@@ -1,24 +1,27 @@
 //! Durable batches of the store beside append + fdatasync on the same disk.
 //!
 //! 64 submitters hand in batches as fast as the queue takes them, each with `wait`, and await their
-//! tickets meanwhile (open loop); the store groups what waits into a commit. The baseline then
+//! tickets meanwhile (open loop); the store groups what waits into a commit. All of them fill one table,
+//! so a position and its place in the queue are taken under one lock, which is held for the queueing alone:
+//! a lock that is awaited would measure how tasks hand it to each other. The baseline then
 //! appends to one file exactly as many bytes as the store's records held, in as many pieces as there
 //! were commits, with one fdatasync each. A row has four columns of its own and eight floats.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arrow::array::{ArrayRef, Float32Array, StringArray, TimestampMicrosecondArray, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::record_batch::RecordBatch;
+use futures::FutureExt;
 use tidegate_engine::store::{
-    Commit, Layout, LogRows, Store, StoreOptions, StreamProgress, TableLayout,
+    Commit, Layout, LogRows, Store, StoreError, StoreOptions, StreamProgress, TableLayout, Ticket,
 };
-use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -133,16 +136,14 @@ fn submit(dir: &Path, rows: usize, span: Duration) -> anyhow::Result<Run> {
     runtime.block_on(async {
         let store = open(dir)?;
         let batch = batch(&schema(8), "device", 0, rows)?;
-        let next = Arc::new(Mutex::new(0_u64));
+        let next = Arc::new(Mutex::new(Next::new(&batch)));
         let durable = Arc::new(AtomicU64::new(0));
         let (start, before) = (Instant::now(), store.stats());
         let mut submitters = JoinSet::new();
         for _ in 0..SUBMITTERS {
-            let (store, batch) = (store.clone(), batch.clone());
+            let store = store.clone();
             let (next, durable) = (Arc::clone(&next), Arc::clone(&durable));
-            submitters.spawn(async move {
-                submitter(&store, &batch, &next, &durable, start + span).await
-            });
+            submitters.spawn(async move { submitter(&store, &next, &durable, start + span).await });
         }
         while let Some(ended) = submitters.join_next().await {
             ended??;
@@ -158,35 +159,62 @@ fn submit(dir: &Path, rows: usize, span: Duration) -> anyhow::Result<Run> {
     })
 }
 
+/// What is handed in next.
+struct Next {
+    position: u64,
+    commit: Commit,
+}
+
+impl Next {
+    fn new(batch: &RecordBatch) -> Self {
+        let rows = LogRows { table: "rows".into(), position: 0, accepted: 0, batch: batch.clone() };
+        let progress = Some(progress(0, 0));
+        let commit = Commit { wait: true, rows: vec![rows], progress, ..Commit::default() };
+        Next { position: 0, commit }
+    }
+
+    /// Queues the next batch; `None` while the queue is full.
+    fn submit(&mut self, store: &Store) -> Option<Result<Ticket, StoreError>> {
+        let mut commit = self.commit.clone();
+        let mut end = self.position;
+        for rows in &mut commit.rows {
+            rows.position = end;
+            end += rows.batch.num_rows() as u64;
+        }
+        if let Some(progress) = &mut commit.progress {
+            progress.processed[0].1 = end;
+            progress.replay_from[0].1 = end.saturating_sub(BEHIND);
+        }
+        let queued = store.submit(commit).now_or_never()?;
+        if queued.is_ok() {
+            self.position = end;
+        }
+        Some(queued)
+    }
+}
+
 async fn submitter(
     store: &Store,
-    batch: &RecordBatch,
-    next: &Mutex<u64>,
+    next: &Mutex<Next>,
     durable: &AtomicU64,
     until: Instant,
 ) -> anyhow::Result<()> {
-    let mut open = std::collections::VecDeque::new();
+    let mut open = VecDeque::new();
     while Instant::now() < until {
-        if open.len() >= OPEN_MAX
-            && let Some(ticket) = open.pop_front()
-        {
-            let ticket: tidegate_engine::store::Ticket = ticket;
-            ticket.await?;
-            durable.fetch_add(1, Ordering::Relaxed);
-        }
-        // Held until the batch is queued: positions reach the store in their order.
-        let mut position = next.lock().await;
-        let end = *position + batch.num_rows() as u64;
-        let rows = LogRows {
-            table: "rows".into(),
-            position: *position,
-            accepted: 0,
-            batch: batch.clone(),
+        let queued = if open.len() < OPEN_MAX {
+            next.lock().unwrap_or_else(PoisonError::into_inner).submit(store)
+        } else {
+            None
         };
-        let progress = Some(progress(end, end.saturating_sub(BEHIND)));
-        let commit = Commit { wait: true, rows: vec![rows], progress, ..Commit::default() };
-        open.push_back(store.submit(commit).await?);
-        *position = end;
+        if let Some(ticket) = queued {
+            open.push_back(ticket?);
+        } else if let Some(first) = open.pop_front() {
+            let first: Ticket = first;
+            first.await?;
+            durable.fetch_add(1, Ordering::Relaxed);
+        } else {
+            tokio::task::yield_now().await;
+        }
     }
     for ticket in open {
         ticket.await?;

@@ -76,8 +76,9 @@ async fn alone(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
     }
 }
 
-/// Opens a store that was put back, so that its records get a new epoch; gives the exit code.
-pub(super) fn restored(folder: &Path) -> u8 {
+/// Opens a store so that its records get a new epoch, for the reason that `why` puts into the options;
+/// gives the exit code.
+pub(super) fn reopened(folder: &Path, why: impl FnOnce(&mut StoreOptions)) -> u8 {
     if !is_store(folder) {
         return fail(format_args!("there is no store in {}", folder.display()));
     }
@@ -87,7 +88,8 @@ pub(super) fn restored(folder: &Path) -> u8 {
     };
     let now = u64::try_from(SystemClock.now() / 1_000_000).unwrap_or(0);
     let defaults = StoreOptions::new(folder, "", now);
-    let options = StoreOptions { max_bytes: u64::MAX, restored: true, ..defaults };
+    let mut options = StoreOptions { max_bytes: u64::MAX, ..defaults };
+    why(&mut options);
     let store = match Store::open(options, Layout::default()) {
         Ok((store, _)) => store,
         Err(error @ StoreError::Locked { .. }) => {

@@ -14,7 +14,7 @@ use tidegate_config::{Name, Rate};
 use tidegate_web_ui::{Exportable, Letters, Refusal, ReplayRate};
 
 use super::FAILURE;
-use super::keeper::{refuse, restored, with};
+use super::keeper::{refuse, reopened, with};
 use crate::cli::print::say;
 
 /// Which store is meant.
@@ -106,10 +106,15 @@ pub enum StoreCommand {
     /// Drop what is kept for a table or a sink that the configuration has no more.
     ///
     /// Rows, waiting records and dead letters of that name are gone for good. A table or sink that the
-    /// running gateway has is left alone; where none runs, nothing is known to be needed.
+    /// running gateway has is left alone; where none runs, nothing is known to be needed. A stream is
+    /// forgotten while no gateway runs, because all records get a new epoch with it: should it come
+    /// again, it begins with number 1.
     Forget {
         /// The table or sink, as `store ls` shows it.
         name: String,
+        /// Forget the stream of this name: its progress and the states of its windows.
+        #[arg(long)]
+        stream: bool,
         /// Which store.
         #[command(flatten)]
         store: StoreArgs,
@@ -249,7 +254,10 @@ pub fn store(command: StoreCommand) -> u8 {
                 None => say!("what waits for {sink} is delivered as fast as it is taken"),
             })
         }),
-        StoreCommand::Forget { name, store } => {
+        StoreCommand::Forget { name, stream: true, store } => {
+            reopened(&store.store, |options| options.forget_stream = Some(name.as_str().into()))
+        }
+        StoreCommand::Forget { name, store, .. } => {
             with(&store.store, async |keeper| match keeper.forget(name.clone()).await {
                 Ok(told) => {
                     say!("{} rows and records of {name} are forgotten", told.records);
@@ -258,7 +266,9 @@ pub fn store(command: StoreCommand) -> u8 {
                 Err(refusal) => refuse(&refusal),
             })
         }
-        StoreCommand::Restored { store } => restored(&store.store),
+        StoreCommand::Restored { store } => {
+            reopened(&store.store, |options| options.restored = true)
+        }
         StoreCommand::Compact { store, json } => with(&store.store, async |keeper| {
             shown(keeper.compact().await, json.json, show::compacted)
         }),

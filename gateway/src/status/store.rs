@@ -52,6 +52,7 @@ pub fn store_status(stats: StoreStats, recovery: &Recovery) -> web::StoreStatus 
             clean: recovery.clean,
             quarantined: recovery.quarantined.as_ref().map(|path| path.display().to_string()),
             salvaged: recovery.salvaged,
+            copied: recovery.copied,
             upgraded_from: recovery.upgraded_from,
             corrupt_records: recovery.corrupt_records,
             progress_lost: recovery.progress_lost.clone(),
@@ -67,6 +68,8 @@ pub fn contents(store: &Store, views: Option<&Views>) -> web::StoreContents {
     };
     let tables = views.map(|views| names(&mut views.tables.iter().map(String::as_str)));
     let sinks = views.map(|views| names(&mut views.sinks.iter().map(|sink| sink.name.as_str())));
+    let streams =
+        views.map(|views| names(&mut views.streams.iter().map(|view| view.name.as_str())));
     let claimed = |of: &Option<BTreeSet<String>>, name: &str| of.as_ref().map(|n| n.contains(name));
     web::StoreContents {
         epoch: store.epoch(),
@@ -94,7 +97,16 @@ pub fn contents(store: &Store, views: Option<&Views>) -> web::StoreContents {
                 sink.claimed != Some(false) || sink.records + sink.letters + sink.gaps > 0
             })
             .collect(),
-        streams: store.streams().iter().map(ToString::to_string).collect(),
+        streams: store
+            .streams()
+            .into_iter()
+            .map(|stream| web::StreamContents {
+                claimed: claimed(&streams, &stream.name),
+                name: stream.name.to_string(),
+                states: stream.states,
+                bytes: stream.bytes,
+            })
+            .collect(),
         counters: store.counts().into_iter().map(|(name, n)| (name.to_string(), n)).collect(),
     }
 }
@@ -132,8 +144,14 @@ fn unclaimed(contents: &web::StoreContents) -> Vec<web::Unclaimed> {
     let tables = tables.map(|table| of("table", &table.name, table.end - table.start, table.bytes));
     let sinks = contents.sinks.iter().filter(|sink| sink.claimed == Some(false));
     let sinks = sinks.map(|sink| of("sink", &sink.name, sink.records + sink.letters, sink.bytes));
-    tables.chain(sinks).filter(|unclaimed| unclaimed.records > 0).collect()
+    let streams = contents.streams.iter().filter(|stream| stream.claimed == Some(false));
+    let streams = streams.map(|stream| of("stream", &stream.name, stream.states, stream.bytes));
+    tables.chain(sinks).filter(|unclaimed| unclaimed.records > 0).chain(streams).collect()
 }
+
+/// The part of the store's bound that states of streams may come to before it is an alarm. They count in no
+/// bound of the store, because `limits.memory` holds them as well, but the disk must have room for them.
+const STATES_SHARE: u64 = 4;
 
 /// What a person should look at.
 pub(super) fn alarms(store: &web::StoreStatus, failed: bool) -> Vec<web::Reason> {
@@ -151,11 +169,23 @@ pub(super) fn alarms(store: &web::StoreStatus, failed: bool) -> Vec<web::Reason>
         let written = store.written_today;
         add(format!("{written} bytes were written today, more than `daily_writes`: {budget}"));
     }
+    let (states, most) = (store.state_bytes, store.file_bytes_max / STATES_SHARE);
+    if store.file_bytes_max > 0 && states > most {
+        add(format!(
+            "states of streams take {states} bytes on top of `store.max_bytes`, more than {most}: \
+             shorten windows, or give them fewer groups"
+        ));
+    }
     let recovery = &store.recovery;
     if let Some(path) = &recovery.quarantined {
         let rest =
             if recovery.salvaged { "; what was readable of it was carried over" } else { "" };
         add(format!("a damaged file was moved to {path} at the start{rest}"));
+    }
+    if recovery.copied {
+        let told = "the store's files were copied here since they were written: what came after the copy \
+                    is not in them, and new records have a new epoch";
+        add(told.to_owned());
     }
     if !recovery.progress_lost.is_empty() {
         let streams = recovery.progress_lost.join(", ");
@@ -176,6 +206,8 @@ mod tests {
     fn an_alarm_is_raised_for_what_a_person_should_look_at() {
         let well = web::StoreStatus {
             written_today: 10,
+            state_bytes: 100,
+            file_bytes_max: 400,
             daily_writes: Some(10),
             recovery: web::RecoveryStatus { clean: false, ..web::RecoveryStatus::default() },
             ..web::StoreStatus::default()
@@ -183,18 +215,28 @@ mod tests {
         assert_eq!(alarms(&well, false), []);
         let ill = web::StoreStatus {
             written_today: 11,
+            state_bytes: 101,
             stalled: Some("no room".to_owned()),
             corrupt_records: 2,
             corrupt_rows: 7,
             recovery: web::RecoveryStatus {
                 quarantined: Some("/s/store.redb.quarantine-1".to_owned()),
+                copied: true,
                 progress_lost: vec!["energy".to_owned()],
                 ..web::RecoveryStatus::default()
             },
             ..well
         };
         let told: Vec<_> = alarms(&ill, false).into_iter().map(|alarm| alarm.reason).collect();
-        let words = ["no room", "`daily_writes`: 10", "quarantine-1", "energy", "7 rows are lost"];
+        let words = [
+            "no room",
+            "`daily_writes`: 10",
+            "more than 100",
+            "quarantine-1",
+            "copied",
+            "energy",
+            "7 rows are lost",
+        ];
         assert_eq!(told.len(), words.len(), "{told:?}");
         for (reason, word) in told.iter().zip(words) {
             assert!(reason.contains(word), "{reason}");

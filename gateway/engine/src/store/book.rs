@@ -83,8 +83,8 @@ pub(super) struct Frame {
     /// Rows of it went to a shelf that the checkpoint does not name yet: until it does, a crash
     /// would bring them back from here.
     pub(super) moved: bool,
-    /// Its bytes, until they are durable.
-    pub(super) memory: Option<Vec<u8>>,
+    /// Its bytes, until they are durable. Shared with the thread that writes them.
+    pub(super) memory: Option<Arc<Vec<u8>>>,
 }
 
 /// Which family of queues.
@@ -145,7 +145,9 @@ pub(super) struct Book {
 }
 
 /// Bytes of a frame whose memory is kept for the next one.
-const SPARE_BYTES_MAX: usize = 4 << 20;
+const SPARE_BYTES_MAX: usize = 8 << 20;
+/// Bytes that are kept however little is in them.
+const SPARE_BYTES_SMALL: usize = 128 << 10;
 /// Times that a read is tried before its bytes are given up.
 const READS_MAX: u32 = 3;
 
@@ -313,7 +315,7 @@ impl Book {
         };
         let from = usize::try_from(at).unwrap_or(usize::MAX);
         let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let memory = if sequence == self.sequence {
+        let memory: Option<&Vec<u8>> = if sequence == self.sequence {
             Some(&self.draft)
         } else {
             let frame = self.frame_index(sequence).and_then(|index| self.frames.get(index));
@@ -321,7 +323,7 @@ impl Book {
             if let Some(offset) = frame.offset {
                 return self.files.ring.read(offset + u64::from(at), out);
             }
-            frame.memory.as_ref()
+            frame.memory.as_deref()
         };
         let bytes = memory.and_then(|bytes| bytes.get(from..from.checked_add(out.len())?));
         out.copy_from_slice(bytes.ok_or_else(gone)?);
@@ -342,16 +344,65 @@ impl Book {
         ring::finish(&mut memory, self.sequence, self.files.ring_id, self.files.run);
         let length = memory.len() as u64;
         let (sequence, live) = (self.sequence, std::mem::take(&mut self.draft_live));
-        let (offset, memory) = (None, Some(memory));
+        let (offset, memory) = (None, Some(Arc::new(memory)));
         self.frames.push_back(Frame { sequence, offset, length, live, moved: false, memory });
         self.sequence += 1;
     }
 
-    /// Keeps the memory of a frame for the next draft, unless it was an unusually large one.
-    pub(super) fn reuse(&mut self, memory: Vec<u8>) {
-        if memory.capacity() <= SPARE_BYTES_MAX && memory.capacity() > self.spare.capacity() {
+    /// Keeps the memory of a frame for the next draft. One that is much larger than what was in it
+    /// is given back: after a rush an idle store holds little.
+    pub(super) fn reuse(&mut self, memory: Arc<Vec<u8>>) {
+        let Ok(memory) = Arc::try_unwrap(memory) else {
+            return;
+        };
+        let is_small = memory.capacity() <= SPARE_BYTES_SMALL;
+        if memory.capacity() > SPARE_BYTES_MAX
+            || !(is_small || memory.len() * 8 >= memory.capacity())
+        {
+            self.spare = Vec::new();
+        } else if memory.capacity() > self.spare.capacity() {
             self.spare = memory;
         }
+    }
+
+    /// Gives back memory that is kept for frames much larger than what comes now.
+    pub(super) fn slim(&mut self) {
+        if self.is_draft_empty() {
+            self.draft.shrink_to(SPARE_BYTES_SMALL);
+        }
+        if self.spare.capacity() > SPARE_BYTES_SMALL {
+            self.spare = Vec::new();
+        }
+    }
+
+    /// A frame is at this place of the ring, durably.
+    pub(super) fn land(&mut self, index: usize, offset: u64) {
+        let Some(frame) = self.frames.get_mut(index) else {
+            return;
+        };
+        frame.offset = Some(offset);
+        self.head = offset + frame.length;
+        if let Some(memory) = frame.memory.take() {
+            self.reuse(memory);
+        }
+    }
+
+    /// Index of the first frame that is not durable; the number of frames where all are.
+    pub(super) fn first_waiting(&self) -> usize {
+        self.frames.partition_point(|frame| frame.memory.is_none())
+    }
+
+    /// The first position of a queue that is in no durable frame.
+    pub(super) fn durable_end(&self, side: Side, name: &str) -> Option<u64> {
+        let waiting = self.frames.get(self.first_waiting());
+        let first = waiting.map_or(self.sequence, |frame| frame.sequence);
+        let is_durable = |piece: &Piece| match piece.place {
+            Place::Frame { sequence, .. } => sequence < first,
+            Place::Shelf { .. } => true,
+        };
+        let queue = self.queues(side).get(name)?;
+        let index = queue.pieces.partition_point(is_durable);
+        queue.pieces.get(index).map(|piece| piece.first)
     }
 
     /// Where the first frame lies that is in the ring.

@@ -40,6 +40,9 @@ pub struct StoreOptions {
     /// The folder is an older copy, put in the place of a store that had gone on: new records get a new
     /// epoch, because ids that follow from what the copy knows were given already.
     pub restored: bool,
+    /// A stream whose progress and states go. New records get a new epoch: the stream, should it come
+    /// again, begins with number 1. An unknown one is [`StoreError::Unknown`], and nothing changes.
+    pub forget_stream: Option<Arc<str>>,
 }
 
 impl StoreOptions {
@@ -56,6 +59,7 @@ impl StoreOptions {
             gateway: gateway.into(),
             epoch_hint,
             restored: false,
+            forget_stream: None,
         }
     }
 }
@@ -312,6 +316,17 @@ pub struct TableContents {
     pub dropped: u64,
 }
 
+/// What the store holds for one stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamContents {
+    /// The stream.
+    pub name: Arc<str>,
+    /// States that it keeps beside its progress.
+    pub states: u64,
+    /// Their bytes, and those of the progress.
+    pub bytes: u64,
+}
+
 /// What a check of everything stored found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verified {
@@ -373,6 +388,9 @@ pub struct Recovery {
     pub salvaged: bool,
     /// The store was closed in order the last time, so that nothing in memory was lost.
     pub clean: bool,
+    /// The files are a copy that was put in the place of those that were written. The epoch has grown, so
+    /// that no id repeats.
+    pub copied: bool,
     /// The store came from an older format.
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.

@@ -7,14 +7,17 @@ use std::fmt::Debug;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::ops::Bound;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::UNIX_EPOCH;
 
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
 use rustix::fs::{Advice, fadvise};
+
+use super::identity::Birth;
 
 /// The files of a store. Names have no folder in them.
 pub(super) trait Disk: Debug + Send + Sync {
@@ -27,6 +30,9 @@ pub(super) trait Disk: Debug + Send + Sync {
 
     /// The length of a file, or `None` where there is none.
     fn length(&self, name: &str) -> io::Result<Option<u64>>;
+
+    /// What tells a file from a copy of it, or `None` where there is none.
+    fn birth(&self, name: &str) -> io::Result<Option<Birth>>;
 
     /// Opens a file; with `create` an empty one in place of any that is there.
     /// What is read afterwards comes from the device, not from pages that a failed sync left clean.
@@ -100,6 +106,14 @@ impl Disk for Folder {
 
     fn length(&self, name: &str) -> io::Result<Option<u64>> {
         Ok(found(fs::metadata(self.path(name)))?.map(|meta| meta.len()))
+    }
+
+    fn birth(&self, name: &str) -> io::Result<Option<Birth>> {
+        let Some(meta) = found(fs::metadata(self.path(name)))? else {
+            return Ok(None);
+        };
+        let since = meta.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+        Ok(Some(Birth { inode: meta.ino(), born_ns: since.map(|since| since.as_nanos()) }))
     }
 
     fn open(&self, name: &str, create: bool) -> io::Result<Box<dyn StorageBackend>> {

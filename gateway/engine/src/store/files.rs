@@ -36,7 +36,8 @@ pub(super) type Records<'txn> = Table<'txn, &'static [u8], &'static [u8]>;
 pub(super) struct Files {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) traffic: Arc<Traffic>,
-    pub(super) ring: Box<dyn StorageBackend>,
+    /// Shared with the thread that writes frames to it.
+    pub(super) ring: Arc<dyn StorageBackend>,
     pub(super) ring_length: u64,
     pub(super) ring_id: u64,
     /// The number of this process in the frames it writes.
@@ -66,9 +67,9 @@ pub(super) fn open_tree(
 pub(super) fn open_ring(
     disk: &dyn Disk,
     traffic: &Arc<Traffic>,
-) -> io::Result<Box<dyn StorageBackend>> {
+) -> io::Result<Arc<dyn StorageBackend>> {
     let inner = disk.open(RING, false)?;
-    Ok(Box::new(Counted { inner, traffic: Arc::clone(traffic), is_tree: false }))
+    Ok(Arc::new(Counted { inner, traffic: Arc::clone(traffic), is_tree: false }))
 }
 
 impl Files {

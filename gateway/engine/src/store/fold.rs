@@ -8,7 +8,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::compute::concat_batches;
 use arrow::record_batch::RecordBatch;
 
 use super::book::{Book, Piece, Place, Side};
@@ -250,11 +249,11 @@ fn put_batches(
     let schema = first.schema();
     let number = schemas.iter().find(|(_, known)| *known == schema).map_or(0, |(n, _)| *n);
     let accepted = batches.iter().map(|(piece, _)| piece.created).max().unwrap_or(0);
-    let rows = concat_batches(&schema, batches.iter().map(|(_, batch)| batch));
-    let rows = rows.map_err(|error| Trouble::Io(format!("rows cannot be joined: {error}")))?;
+    let rows: Vec<&RecordBatch> = batches.iter().map(|(_, batch)| batch).collect();
     let mut body = Vec::new();
     log::encode(&mut body, accepted, number, &rows)?;
-    fold.add(Side::Log, name, piece.first, rows.num_rows(), accepted, &body);
+    let count = rows.iter().map(|batch| batch.num_rows()).sum();
+    fold.add(Side::Log, name, piece.first, count, accepted, &body);
     batches.clear();
     Ok(())
 }

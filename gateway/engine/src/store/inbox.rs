@@ -13,10 +13,11 @@ use super::border::{
     Backlog, Commit, Layout, StateChange, StoreError, StoreOptions, StoreStats, StreamProgress,
     Ticket, WhenFull,
 };
+use super::damage::Trouble;
 use super::format::row_bytes;
 use super::outbox;
 use super::state::State;
-use super::work::{Ask, Order, Pending, Refusal, Work, answer, droppable};
+use super::work::{Ask, Coming, Order, Pending, Refusal, Work, answer, droppable};
 use crate::bytes::batch_bytes;
 
 /// Bytes of commits that wait in the queue, from which on [`Shared::submit`] waits: one commit may pass
@@ -39,17 +40,38 @@ pub(super) enum Holding {
     Yes,
 }
 
+/// How eagerly the thread takes what waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Nothing is being written: whatever is due.
+    Free,
+    /// A frame is being written: what is due, a bite at a time, so that it is not woken for each commit.
+    Beside,
+    /// The next frame is large enough already: nothing.
+    Shut,
+}
+
+/// Commits that are worth a turn while a frame is being written.
+const BITE_COMMITS: usize = 32;
+/// Bytes of commits that are.
+const BITE_BYTES: usize = 64 << 10;
+
 /// What the thread does next.
 pub(super) struct Turn {
+    /// How the writing of a frame ended.
+    pub(super) written: Option<Result<(), Trouble>>,
     pub(super) asks: Vec<Ask>,
     pub(super) work: Option<Work>,
     pub(super) flush: bool,
     pub(super) close: bool,
 }
 
-#[derive(Default)]
 struct Inbox {
     work: Work,
+    /// How the writing of a frame ended, until the thread has heard it.
+    written: Option<Result<(), Trouble>>,
+    /// What the thread that sleeps wants to be woken for; `None` while it is awake.
+    sleeping: Option<(Holding, Pace)>,
     asks: Vec<Ask>,
     bytes: usize,
     waits: usize,
@@ -60,6 +82,29 @@ struct Inbox {
     coming: HashMap<Arc<str>, (u64, u64)>,
     /// Positions that log rows must continue at, queued rows included.
     log_ends: HashMap<Arc<str>, u64>,
+}
+
+impl Inbox {
+    fn new(log_ends: HashMap<Arc<str>, u64>) -> Self {
+        Inbox {
+            work: Work::default(),
+            written: None,
+            sleeping: None,
+            asks: Vec::new(),
+            bytes: 0,
+            waits: 0,
+            flush: false,
+            close: false,
+            blocked: 0,
+            coming: HashMap::new(),
+            log_ends,
+        }
+    }
+
+    /// Whether commits stay where they are.
+    fn holds(&self, held: Holding) -> bool {
+        held == Holding::Yes || (held == Holding::UntilClose && !self.close)
+    }
 }
 
 /// What was durable after the last commit.
@@ -128,7 +173,7 @@ impl Shared {
         });
         let queue = options.queue.clamp(1, Semaphore::MAX_PERMITS);
         Shared {
-            inbox: Mutex::new(Inbox { log_ends: log_ends.collect(), ..Inbox::default() }),
+            inbox: Mutex::new(Inbox::new(log_ends.collect())),
             wake: Condvar::new(),
             slots: Arc::new(Semaphore::new(queue)),
             room: Notify::new(),
@@ -217,10 +262,8 @@ impl Shared {
         inbox.bytes += taken.progress.as_ref().map_or(0, progress_bytes);
         inbox.waits += usize::from(taken.wait);
         let (ticket, done) = oneshot::channel();
-        inbox.work.commits.push(Pending { commit: taken, ticket, _slot: slot });
-        if self.is_due(&inbox) {
-            self.wake.notify_one();
-        }
+        inbox.work.commits.push(Pending { commit: taken, ticket, slot });
+        self.rouse(&mut inbox);
         Ok(Some(Ticket(done)))
     }
 
@@ -302,13 +345,14 @@ impl Shared {
         // Nobody waits any more for the answers of futures that were dropped.
         inbox.asks.retain(|ask| !ask.is_abandoned());
         inbox.asks.push(ask);
-        self.wake.notify_one();
+        self.rouse(&mut inbox);
         Ok(())
     }
 
     pub(super) fn flush(&self) {
-        lock(&self.inbox).flush = true;
-        self.wake.notify_one();
+        let mut inbox = lock(&self.inbox);
+        inbox.flush = true;
+        self.rouse(&mut inbox);
     }
 
     pub(super) fn expire(&self, now: i64) {
@@ -322,7 +366,7 @@ impl Shared {
             return Err(self.ended());
         }
         inbox.work.orders.push(order);
-        self.wake.notify_one();
+        self.rouse(&mut inbox);
         Ok(())
     }
 
@@ -347,9 +391,7 @@ impl Shared {
         let marks = if live { delivered_live } else { delivered };
         let mark = marks.entry(name.clone()).or_default();
         *mark = upto.max(*mark);
-        if self.is_due(&inbox) {
-            self.wake.notify_one();
-        }
+        self.rouse(&mut inbox);
     }
 
     pub(super) fn reject(&self, sink: &str, position: u64, reason: &str) {
@@ -360,35 +402,67 @@ impl Shared {
         let mut inbox = lock(&self.inbox);
         let (sink, reason) = (sink.clone(), reason.chars().take(REASON_CHARS_MAX).collect());
         inbox.work.refusals.push(Refusal { sink, position, reason });
-        if self.is_due(&inbox) {
-            self.wake.notify_one();
-        }
+        self.rouse(&mut inbox);
     }
 
     /// Asks the thread to commit what waits and to end.
     pub(super) fn close(&self) {
-        lock(&self.inbox).close = true;
-        self.wake.notify_one();
+        let mut inbox = lock(&self.inbox);
+        inbox.close = true;
+        self.rouse(&mut inbox);
+        drop(inbox);
         self.room.notify_waiters();
     }
 
-    /// Waits for something to do, unless the thread is `busy` with something of its own. While commits
-    /// are `held` they stay in the queue; marks and orders, which free room, do not.
-    pub(super) fn wait(&self, held: Holding, busy: bool) -> Turn {
+    /// Says how the writing of a frame ended.
+    pub(super) fn written(&self, outcome: Result<(), Trouble>) {
         let mut inbox = lock(&self.inbox);
-        let holds =
-            |inbox: &Inbox| held == Holding::Yes || (held == Holding::UntilClose && !inbox.close);
-        let is_due = |inbox: &Inbox| {
-            if holds(inbox) { !inbox.work.orders.is_empty() } else { self.is_due(inbox) }
-        };
-        let is_idle =
-            |inbox: &Inbox| inbox.asks.is_empty() && !is_due(inbox) && !inbox.flush && !inbox.close;
-        while !busy && is_idle(&inbox) {
-            inbox = self.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        inbox.written = Some(outcome);
+        self.rouse(&mut inbox);
+    }
+
+    /// Whether there is anything to take.
+    fn takes(&self, inbox: &Inbox, held: Holding, pace: Pace) -> bool {
+        let is_due =
+            if inbox.holds(held) { !inbox.work.orders.is_empty() } else { self.is_due(inbox) };
+        match pace {
+            Pace::Free => is_due || inbox.flush || inbox.close,
+            Pace::Beside => {
+                let commits = inbox.work.commits.len();
+                is_due && (commits >= BITE_COMMITS || inbox.bytes >= BITE_BYTES)
+            }
+            Pace::Shut => false,
         }
-        let take = is_due(&inbox) || inbox.flush || inbox.close;
-        let flush = std::mem::take(&mut inbox.flush) || inbox.close;
-        let keeps = holds(&inbox);
+    }
+
+    fn is_called(&self, inbox: &Inbox, held: Holding, pace: Pace) -> bool {
+        inbox.written.is_some() || !inbox.asks.is_empty() || self.takes(inbox, held, pace)
+    }
+
+    /// Wakes the thread if it sleeps and there is something that it wants: a call of the system for
+    /// each commit would cost more than the commit.
+    fn rouse(&self, inbox: &mut Inbox) {
+        if inbox.sleeping.is_some_and(|(held, pace)| self.is_called(inbox, held, pace)) {
+            inbox.sleeping = None;
+            self.wake.notify_one();
+        }
+    }
+
+    /// Waits for something to do, unless the thread is `busy` with something of its own. While commits
+    /// are `held` they stay in the queue; marks and orders, which free room, do not. When a frame has
+    /// been written nothing else is taken in the same turn, so that the next one does not wait.
+    pub(super) fn wait(&self, held: Holding, pace: Pace, busy: bool) -> Turn {
+        let mut inbox = lock(&self.inbox);
+        while !busy && !self.is_called(&inbox, held, pace) {
+            inbox.sleeping = Some((held, pace));
+            inbox = self.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+            inbox.sleeping = None;
+        }
+        let written = inbox.written.take();
+        let take = written.is_none() && self.takes(&inbox, held, pace);
+        let is_free = take && pace == Pace::Free;
+        let flush = is_free && (std::mem::take(&mut inbox.flush) || inbox.close);
+        let keeps = inbox.holds(held);
         let work = take.then(|| {
             let mut work = std::mem::take(&mut inbox.work);
             if keeps {
@@ -399,21 +473,20 @@ impl Shared {
             }
             work
         });
-        Turn { asks: std::mem::take(&mut inbox.asks), work, flush, close: inbox.close }
+        let asks = std::mem::take(&mut inbox.asks);
+        Turn { written, asks, work, flush, close: is_free && inbox.close }
     }
 
-    /// Shows what can be read now; `work` is what made it so.
-    pub(super) fn publish(&self, state: &State, figures: StoreStats, work: Option<&Work>) {
+    /// Shows what can be read now; `came` is what has come into outboxes with it.
+    pub(super) fn publish(&self, state: Arc<State>, figures: StoreStats, came: &[Coming]) {
         let mut inbox = lock(&self.inbox);
-        let commits = work.into_iter().flat_map(|work| &work.commits);
-        for rows in commits.flat_map(|pending| &pending.commit.outbox) {
+        for rows in came {
             if let Some(coming) = inbox.coming.get_mut(&rows.sink) {
-                coming.0 = coming.0.saturating_sub(rows.bodies.len() as u64);
-                let bytes: u64 = rows.bodies.iter().map(row_bytes).sum();
-                coming.1 = coming.1.saturating_sub(bytes);
+                coming.0 = coming.0.saturating_sub(rows.rows);
+                coming.1 = coming.1.saturating_sub(rows.bytes);
             }
         }
-        *lock(&self.view) = View { state: Arc::new(state.clone()), stats: figures };
+        *lock(&self.view) = View { state: Arc::clone(&state), stats: figures };
         drop(inbox);
         for (name, durable) in &self.claims().durable {
             let last = state.sinks.get(name).map_or(0, |sink| sink.next - 1);
@@ -534,9 +607,7 @@ impl<'a> Blocked<'a> {
     fn new(shared: &'a Shared) -> Self {
         let mut inbox = lock(&shared.inbox);
         inbox.blocked += 1;
-        if shared.is_due(&inbox) {
-            shared.wake.notify_one();
-        }
+        shared.rouse(&mut inbox);
         Blocked(shared)
     }
 }

@@ -4,9 +4,9 @@
 //! which is the lowest `replay_from` of the table's readers, and older than the table's history. Rows
 //! that are below it when they come are never written. Changes the book and the state; knows no file.
 
+use std::borrow::{Borrow, Cow};
 use std::sync::Arc;
 
-use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
@@ -36,11 +36,11 @@ fn rows_of(batch: &RecordBatch) -> u64 {
 const LARGE_ROWS: usize = 256;
 
 /// Appends rows with the moment of their acceptance.
-pub(super) fn encode(
+pub(super) fn encode<B: Borrow<RecordBatch>>(
     out: &mut Vec<u8>,
     accepted: i64,
     number: u64,
-    rows: &RecordBatch,
+    rows: &[B],
 ) -> Result<(), Trouble> {
     out.extend_from_slice(&accepted.to_le_bytes());
     encode_rows(out, number, rows).map_err(|error| refused(&error))
@@ -63,31 +63,30 @@ pub(super) fn append(
 ) -> Result<(), Trouble> {
     let is_large = |part: &&LogRows| part.batch.num_rows() >= LARGE_ROWS;
     let joins = |a: &&LogRows, b: &&LogRows| {
-        !is_large(a) && !is_large(b) && a.batch.schema() == b.batch.schema()
+        !is_large(a) && !is_large(b) && a.batch.schema_ref() == b.batch.schema_ref()
     };
     for run in parts.chunk_by(joins) {
-        let batches: Vec<RecordBatch> = run
+        let batches: Vec<Cow<'_, RecordBatch>> = run
             .iter()
             .filter_map(|part| {
                 let below = floor.saturating_sub(part.position).min(rows_of(&part.batch));
                 let skip = usize::try_from(below).ok()?;
                 let keep = part.batch.num_rows() - skip;
-                (keep > 0).then(|| part.batch.slice(skip, keep))
+                (keep > 0).then(|| match skip {
+                    0 => Cow::Borrowed(&part.batch),
+                    _ => Cow::Owned(part.batch.slice(skip, keep)),
+                })
             })
             .collect();
         let end = run.last().map_or(state.end, |part| part.position + rows_of(&part.batch));
         if let Some(first) = batches.first() {
             let schema = first.schema();
-            let joined = match &batches[..] {
-                [_] => Ok(first.clone()),
-                several => concat_batches(&schema, several),
-            };
-            let rows = joined.map_err(|error| refused(&error))?;
-            let position = end - rows_of(&rows);
+            let rows: u64 = batches.iter().map(|batch| rows_of(batch)).sum();
+            let position = end - rows;
             let number = schema_number(book, table, state, schemas, &schema, position)?;
             let accepted = run.iter().map(|part| part.accepted).max().unwrap_or(0);
-            let count = u32::try_from(rows.num_rows()).unwrap_or(u32::MAX);
-            let write = |out: &mut Vec<u8>| encode(out, accepted, number, &rows);
+            let count = u32::try_from(rows).unwrap_or(u32::MAX);
+            let write = |out: &mut Vec<u8>| encode(out, accepted, number, &batches);
             state.bytes += book.push_with(Side::Log, table, (position, count), accepted, write)?;
             if state.start == state.end {
                 state.start = position;

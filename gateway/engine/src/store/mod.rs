@@ -4,10 +4,12 @@
 //! and bytes: no protocol, no SQL, no clock ("now" and the commit timer come from outside).
 //!
 //! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox`, `letters`,
-//! `log` and `states` how, `book` where it lies, `format`, `record` and `rows` in which bytes. A commit is one frame in the `ring`;
-//! `fold` moves what stays to a `shelf`, `checkpoint` notes it in a redb tree. `recovery` starts from
-//! whatever is there, `replay` takes up the frames, `reconcile` what is missing, `upgrade` an older format.
+//! `log` and `states` how, `book` where it lies, `format`, `record` and `rows` in which bytes. A commit is one frame in the `ring`,
+//! which a `writer` thread may write while the next is made; `persist` sees that it lands, `answers` to those who ask; `room` has
+//! `fold` move what stays to a `shelf`, `checkpoint` notes it in a redb tree. `recovery` starts from
+//! whatever is there (`identity`: and whether it is a copy), `replay` takes up the frames, `reconcile` what is missing, `upgrade` an older format.
 
+mod answers;
 mod book;
 mod border;
 mod checkpoint;
@@ -17,16 +19,19 @@ mod disk;
 mod files;
 mod fold;
 mod format;
+mod identity;
 mod inbox;
 mod letters;
 mod load;
 mod log;
 mod outbox;
+mod persist;
 mod reconcile;
 mod record;
 mod recovery;
 mod replay;
 mod ring;
+mod room;
 mod rows;
 mod shelf;
 mod state;
@@ -35,14 +40,15 @@ mod transaction;
 mod upgrade;
 mod verify;
 mod work;
+mod writer;
 
 #[cfg(test)]
 mod tests;
 
 pub use border::{
     Backlog, Commit, Gap, GapReason, Lanes, Layout, LogRows, OutboxRow, OutboxRows, Recovery,
-    Rejected, SinkLayout, StateChange, StoreError, StoreOptions, StoreStats, StreamProgress,
-    TableContents, TableLayout, Ticket, Verified, WhenFull,
+    Rejected, SinkLayout, StateChange, StoreError, StoreOptions, StoreStats, StreamContents,
+    StreamProgress, TableContents, TableLayout, Ticket, Verified, WhenFull,
 };
 
 use std::sync::Arc;
@@ -57,6 +63,7 @@ use committer::Committer;
 use disk::{Disk, Folder};
 use inbox::Shared;
 use work::{Ask, Order, Reply, What};
+use writer::Writer;
 
 /// A handle to the open store. Clones are the same store; when the last one is dropped, what waits
 /// is committed and the files are closed, without anybody to hear how it went.
@@ -106,11 +113,13 @@ impl Store {
         let recovery = opened.recovery.clone();
         let state = Arc::new(opened.state.clone());
         let shared = Arc::new(Shared::new(options, layout, state));
-        let committer = Committer::new(Arc::clone(&shared), opened);
+        let failed = |error| StoreError::Io { path: path.clone(), source: Arc::new(error) };
+        let writer = Writer::start(Arc::clone(&shared)).map_err(failed)?;
+        let committer = Committer::new(Arc::clone(&shared), writer, opened);
         thread::Builder::new()
             .name("store".to_owned())
             .spawn(move || committer.run())
-            .map_err(|error| StoreError::Io { path, source: Arc::new(error) })?;
+            .map_err(failed)?;
         Ok((Store { shared }, recovery))
     }
 
@@ -325,9 +334,15 @@ impl Store {
         self.shared.state().sinks.keys().cloned().collect()
     }
 
-    /// The streams of which the store has progress.
-    pub fn streams(&self) -> Vec<Arc<str>> {
-        self.shared.state().progress.keys().cloned().collect()
+    /// The streams of which the store has progress, also those that no layout names.
+    pub fn streams(&self) -> Vec<StreamContents> {
+        let state = self.shared.state();
+        let streams = state.progress.iter().map(|(name, progress)| {
+            let mark = state.mark(name);
+            let bytes = mark.bytes + progress.state.len() as u64;
+            StreamContents { name: name.clone(), states: mark.count, bytes }
+        });
+        streams.collect()
     }
 
     /// Reads everything that is stored and checks it, a MiB at a time between other work. What is

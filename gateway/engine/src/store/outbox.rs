@@ -243,7 +243,8 @@ pub(super) fn reject(
     let in_live = state.lanes.is_some_and(|lanes| position > lanes.split);
     let mark = if in_live { settle_live } else { settle };
     mark(book, sink, state, position - 1, Fate::Delivered);
-    let (rows, _) = read(book, sink, state, position - 1, 1, 0);
+    let span = Span { after: position - 1, before: None, max_rows: 1, max_bytes: 0 };
+    let (rows, _) = read(book, sink, state, span);
     if let Some(row) = rows.first().filter(|row| row.position == position && row.gap.is_none()) {
         letters::add(book, sink, state, row, reason);
     }
@@ -454,16 +455,27 @@ pub(super) fn expire(book: &mut Book, sink: &str, state: &mut SinkState, limit: 
     }
 }
 
-/// Reads rows beyond `after`: at most `max_rows`, and no more than `max_bytes` of bodies after the
-/// first. Returns them with the position up to which everything has been looked at.
+/// How much is read at once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    /// The position before the first row.
+    pub(super) after: u64,
+    /// The position behind the last row, if that is before the end of the outbox.
+    pub(super) before: Option<u64>,
+    pub(super) max_rows: usize,
+    /// Bytes of bodies after the first.
+    pub(super) max_bytes: usize,
+}
+
+/// Reads rows of a span. Returns them with the position up to which everything has been looked at.
 pub(super) fn read(
     book: &mut Book,
     sink: &str,
     state: &SinkState,
-    after: u64,
-    max_rows: usize,
-    max_bytes: usize,
+    span: Span,
 ) -> (Vec<OutboxRow>, u64) {
+    let Span { after, before, max_rows, max_bytes } = span;
+    let end = before.unwrap_or(u64::MAX).min(state.next);
     let mut rows: Vec<OutboxRow> = Vec::new();
     let mut bytes = 0_usize;
     let mut after = after.max(state.cursor);
@@ -474,6 +486,9 @@ pub(super) fn read(
     let mut gaps = Vec::new();
     let mut more = false;
     for_each_open(book, sink, state, after, |row| {
+        if row.position >= end {
+            return ControlFlow::Break(());
+        }
         bytes = bytes.saturating_add(row.body.len());
         more = !rows.is_empty() && (rows.len() >= max_rows || bytes > max_bytes);
         if more {
@@ -485,8 +500,8 @@ pub(super) fn read(
         ControlFlow::Continue(())
     });
     if !more {
-        gaps.push((expected, state.next));
-        expected = expected.max(state.next);
+        gaps.push((expected, end));
+        expected = expected.max(end);
     }
     for (from, to) in gaps {
         // Positions that the live lane has settled are no hole.

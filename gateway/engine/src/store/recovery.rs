@@ -6,6 +6,7 @@
 //! from the ring and the shelves, which hold everything but old dead letters. Where progress may be
 //! lost the epoch grows, so that no id is given twice. Knows no queue and no commit.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -21,6 +22,7 @@ use super::damage::{Damage, Trouble, contained, drop_contained};
 use super::disk::{Counted, Disk, Traffic};
 use super::files::{Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree};
 use super::format::{FORMAT, FORMAT_REDB_ALONE, Kind, NAME_BYTES_MAX, key, split_key};
+use super::identity::{self, IDENTITY, Judgement};
 use super::load::{Loaded, load, rescue_letters, rescue_states};
 use super::reconcile::{is_needed, prune, rebuild, unclaimed};
 use super::record::Meta;
@@ -62,6 +64,8 @@ struct Opening<'a> {
     rescued: Option<Database>,
     /// States of the tree that failed their check.
     bad_states: Vec<(Arc<str>, u64)>,
+    /// The ring is new.
+    made_ring: Cell<bool>,
 }
 
 /// Opens, repairs or makes the store.
@@ -84,6 +88,7 @@ pub(super) fn open(
         aside: None,
         rescued: None,
         bad_states: Vec::new(),
+        made_ring: Cell::new(false),
     };
     for name in [TREE_NEW, RING_NEW] {
         disk.remove(name).map_err(|error| io_error(&**disk, name, error))?;
@@ -216,7 +221,7 @@ impl Opening<'_> {
         &self,
         lock: Box<dyn std::fmt::Debug + Send>,
         tree: Option<Database>,
-        ring: Box<dyn StorageBackend>,
+        ring: Arc<dyn StorageBackend>,
         ring_id: u64,
         run: u32,
     ) -> Book {
@@ -238,7 +243,7 @@ impl Opening<'_> {
     }
 
     /// The ring that is there, if one is.
-    fn ring(&self) -> Result<Option<Box<dyn StorageBackend>>, StoreError> {
+    fn ring(&self) -> Result<Option<Arc<dyn StorageBackend>>, StoreError> {
         let length = self.disk.length(RING).map_err(|error| self.error(RING, error))?;
         if length.is_none_or(|length| length < BLOCK) {
             return Ok(None);
@@ -246,7 +251,7 @@ impl Opening<'_> {
         open_ring(&**self.disk, &self.traffic).map(Some).map_err(|error| self.error(RING, error))
     }
 
-    fn make_ring(&self) -> Result<Box<dyn StorageBackend>, StoreError> {
+    fn make_ring(&self) -> Result<Arc<dyn StorageBackend>, StoreError> {
         let disk = &**self.disk;
         let made = disk.open(RING_NEW, true).and_then(|inner| {
             let traffic = Arc::clone(&self.traffic);
@@ -259,6 +264,7 @@ impl Opening<'_> {
             disk.publish(RING_NEW, RING, None)
         });
         made.map_err(|error| self.error(RING, error))?;
+        self.made_ring.set(true);
         open_ring(disk, &self.traffic).map_err(|error| self.error(RING, error))
     }
 
@@ -450,6 +456,16 @@ impl Opening<'_> {
                 book.damage.bad(key, value);
             }
         }
+        let judgement = self.judge()?;
+        let asked = self.options.restored || self.options.forget_stream.is_some();
+        if let Some(stream) = &self.options.forget_stream {
+            if state.progress.remove(stream).is_none() {
+                return Err(StoreError::Unknown(format!("stream {stream}")));
+            }
+            states::take_all(book, stream);
+            state.marks.remove(stream);
+        }
+        self.recovery.copied = judgement.copied;
         let renamed = state.meta.gateway != self.options.gateway;
         let mut lost = self.lose_unfit(book, state);
         // Where frames are missing, any stream may have been in them.
@@ -462,15 +478,24 @@ impl Opening<'_> {
             self.recovery.progress_lost = lost.iter().map(ToString::to_string).collect();
             let epoch = state.meta.epoch;
             tracing::error!(epoch, "progress may be lost: new epoch");
-        } else if self.options.restored {
+        } else if asked || judgement.copied {
             state.meta.epoch = self.next_epoch(state.meta.epoch)?;
+        }
+        if judgement.copied {
+            let epoch = state.meta.epoch;
+            tracing::warn!(epoch, "the store's files are a copy that was put here: new epoch");
         }
         state.meta.gateway.clone_from(&self.options.gateway);
         let upgraded = self.recovery.upgraded_from.is_some();
         if book.files.tree.is_none() {
             self.make_tree(book, state)?;
-        } else if upgraded || rebuilt || renamed || is_broken || self.options.restored {
+        } else if upgraded || rebuilt || renamed || is_broken || asked || judgement.copied {
             checkpoint(book, state, false).map_err(|trouble| self.failed(&trouble))?;
+        }
+        // After the epoch: a crash in between raises it once more.
+        if let Some(note) = judgement.note {
+            let noted = self.disk.write(IDENTITY, note.as_bytes());
+            noted.map_err(|error| self.error(IDENTITY, error))?;
         }
         book.files.shelves.sweep_folder().map_err(|error| self.error(TREE, error))?;
         book.files.shelves.sweep();
@@ -495,6 +520,14 @@ impl Opening<'_> {
             book.damage.records += u64::from(state.progress.remove(stream).is_some());
         }
         lost
+    }
+
+    /// Whether the ring is the one that was written.
+    fn judge(&self) -> Result<Judgement, StoreError> {
+        let noted = self.disk.read(IDENTITY).map_err(|error| self.error(IDENTITY, error))?;
+        let birth = self.disk.birth(RING).map_err(|error| self.error(RING, error))?;
+        let made = self.made_ring.get();
+        Ok(identity::judge(noted.as_deref(), birth.unwrap_or_default(), made))
     }
 
     /// Takes an epoch above every one that this folder has seen, and notes it durably first.

@@ -6,12 +6,17 @@
 //! (device, quality). The schema is stored once per table and named by number. A batch with a
 //! column type that the form does not know falls back to Arrow IPC. Knows no file.
 
+use std::borrow::Borrow;
 use std::io::Cursor;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayData, ArrayRef, AsArray, make_array};
-use arrow::buffer::Buffer;
+use arrow::array::{
+    Array, ArrayData, ArrayRef, AsArray, BooleanBufferBuilder, StringArray, make_array,
+};
+use arrow::buffer::{BooleanBuffer, Buffer, NullBuffer};
+use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, SchemaRef};
+use arrow::downcast_primitive_array;
 use arrow::error::ArrowError;
 use arrow::ipc::MetadataVersion;
 use arrow::ipc::reader::StreamReader;
@@ -41,23 +46,37 @@ pub(super) fn decode_schema(bytes: &[u8]) -> Option<SchemaRef> {
     Some(StreamReader::try_new(Cursor::new(bytes), None).ok()?.schema())
 }
 
-/// Appends rows whose schema is known as number `schema` in their table.
-pub(super) fn encode_rows(
+/// Appends rows whose schema is known as number `schema` in their table; batches that follow each other
+/// are written as one.
+pub(super) fn encode_rows<B: Borrow<RecordBatch>>(
     out: &mut Vec<u8>,
     schema: u64,
-    batch: &RecordBatch,
+    batches: &[B],
 ) -> Result<(), ArrowError> {
+    let Some(first) = batches.first().map(B::borrow) else {
+        return Ok(());
+    };
     out.extend_from_slice(&schema.to_le_bytes());
-    put_size(out, batch.num_rows());
-    if batch.columns().iter().all(|column| is_compact(column.data_type())) {
+    put_size(out, batches.iter().map(|batch| batch.borrow().num_rows()).sum());
+    if first.columns().iter().all(|column| is_compact(column.data_type())) {
         out.push(COMPACT);
-        for column in batch.columns() {
-            encode_column(out, column);
+        let mut parts: Vec<&ArrayRef> = Vec::with_capacity(batches.len());
+        for index in 0..first.num_columns() {
+            parts.clear();
+            parts.extend(batches.iter().map(|batch| batch.borrow().column(index)));
+            encode_column(out, &parts);
         }
         return Ok(());
     }
     out.push(IPC);
-    let mut writer = StreamWriter::try_new_with_options(out, &batch.schema(), options()?)?;
+    let joined;
+    let batch = if let [batch] = batches {
+        batch.borrow()
+    } else {
+        joined = concat_batches(first.schema_ref(), batches.iter().map(B::borrow))?;
+        &joined
+    };
+    let mut writer = StreamWriter::try_new_with_options(out, batch.schema_ref(), options()?)?;
     writer.write(batch)?;
     writer.finish()
 }
@@ -95,56 +114,107 @@ fn is_compact(data_type: &DataType) -> bool {
     data_type.primitive_width().is_some() || matches!(data_type, DataType::Boolean | DataType::Utf8)
 }
 
-fn encode_column(out: &mut Vec<u8>, column: &ArrayRef) {
-    let rows = column.len();
-    if rows > 0 && column.null_count() == rows {
+/// Appends a column of which the rows lie in several arrays of one type.
+fn encode_column(out: &mut Vec<u8>, parts: &[&ArrayRef]) {
+    let rows: usize = parts.iter().map(|part| part.len()).sum();
+    let nulls: usize = parts.iter().map(|part| part.null_count()).sum();
+    if rows > 0 && nulls == rows {
         out.push(ALL_NULL);
-        return;
-    }
-    if let Some(nulls) = column.nulls().filter(|nulls| nulls.null_count() > 0) {
+    } else if nulls > 0 {
         out.push(SOME_NULL);
-        out.extend_from_slice(&nulls.inner().sliced().as_slice()[..rows.div_ceil(8)]);
-        encode_values(out, column);
-    } else if rows > 1 && is_one_value(column) {
+        put_bits(out, parts.iter().map(|part| (part.len(), part.nulls().map(NullBuffer::inner))));
+        encode_values(out, parts);
+    } else if rows > 1 && is_one_value(parts) {
         out.push(ONE_VALUE);
-        encode_values(out, &column.slice(0, 1));
+        if let Some(first) = parts.iter().find(|part| !part.is_empty()) {
+            encode_values(out, &[&first.slice(0, 1)]);
+        }
     } else {
         out.push(ALL_VALID);
-        encode_values(out, column);
+        encode_values(out, parts);
     }
+}
+
+/// Appends bits; where there are none, as many ones.
+fn put_bits<'a>(
+    out: &mut Vec<u8>,
+    parts: impl Iterator<Item = (usize, Option<&'a BooleanBuffer>)>,
+) {
+    let mut bits = BooleanBufferBuilder::new(0);
+    for (length, part) in parts {
+        match part {
+            Some(part) => bits.append_buffer(part),
+            None => bits.append_n(length, true),
+        }
+    }
+    out.extend_from_slice(bits.as_slice());
 }
 
 /// Whether all rows (none is null) hold the same value. Booleans are small enough as they are.
-fn is_one_value(column: &ArrayRef) -> bool {
-    if let Some(strings) = column.as_string_opt::<i32>() {
-        return (1..strings.len()).all(|row| strings.value(row) == strings.value(0));
+fn is_one_value(parts: &[&ArrayRef]) -> bool {
+    let Some(first) = parts.iter().find(|part| !part.is_empty()) else {
+        return false;
+    };
+    if let Some(value) = first.as_string_opt::<i32>().map(|strings| strings.value(0)) {
+        let mut strings = parts.iter().filter_map(|part| part.as_string_opt::<i32>());
+        return strings.all(|part| is_repeated(part, value));
     }
-    let data = column.to_data();
-    fixed_values(&data).is_some_and(|(values, width)| {
-        values.chunks_exact(width).all(|value| value == &values[..width])
-    })
+    let Some((values, width)) = fixed_values(first) else {
+        return false;
+    };
+    let value = &values[..width];
+    let mut values = parts.iter().filter_map(|part| fixed_values(part));
+    values.all(|(values, _)| values.chunks_exact(width).all(|one| one == value))
+}
+
+/// Whether every string is `value`.
+fn is_repeated(strings: &StringArray, value: &str) -> bool {
+    let offsets = strings.value_offsets();
+    let is_long = |ends: &[i32]| usize::try_from(ends[1] - ends[0]) == Ok(value.len());
+    let (from, to) = (offsets[0], offsets[strings.len()]);
+    let (Ok(from), Ok(to)) = (usize::try_from(from), usize::try_from(to)) else {
+        return false;
+    };
+    let text = &strings.value_data()[from..to];
+    offsets.windows(2).all(is_long)
+        && (value.is_empty() || text.chunks_exact(value.len()).all(|one| one == value.as_bytes()))
 }
 
 /// The bytes of a fixed-width column's rows, and the width of one.
-fn fixed_values(data: &ArrayData) -> Option<(&[u8], usize)> {
-    let width = data.data_type().primitive_width()?;
-    let bytes = data.buffers()[0].as_slice();
-    Some((&bytes[data.offset() * width..][..data.len() * width], width))
+fn fixed_values(column: &dyn Array) -> Option<(&[u8], usize)> {
+    let width = column.data_type().primitive_width()?;
+    let values = downcast_primitive_array!(
+        column => column.values().inner().as_slice(),
+        _ => return None,
+    );
+    Some((values, width))
 }
 
-fn encode_values(out: &mut Vec<u8>, column: &ArrayRef) {
-    if let Some(strings) = column.as_string_opt::<i32>() {
-        for row in 0..strings.len() {
-            put_size(out, if strings.is_null(row) { 0 } else { strings.value(row).len() });
+fn encode_values(out: &mut Vec<u8>, parts: &[&ArrayRef]) {
+    let Some(data_type) = parts.first().map(|part| part.data_type()) else {
+        return;
+    };
+    match data_type {
+        DataType::Utf8 => {
+            let strings = || parts.iter().filter_map(|part| part.as_string_opt::<i32>());
+            for part in strings() {
+                for row in 0..part.len() {
+                    put_size(out, if part.is_null(row) { 0 } else { part.value(row).len() });
+                }
+            }
+            for text in strings().flat_map(|part| part.iter().flatten()) {
+                out.extend_from_slice(text.as_bytes());
+            }
         }
-        for text in strings.iter().flatten() {
-            out.extend_from_slice(text.as_bytes());
+        DataType::Boolean => {
+            let booleans = parts.iter().filter_map(|part| part.as_boolean_opt());
+            put_bits(out, booleans.map(|part| (part.len(), Some(part.values()))));
         }
-    } else if let Some(booleans) = column.as_boolean_opt() {
-        let bits = booleans.values().sliced();
-        out.extend_from_slice(&bits.as_slice()[..column.len().div_ceil(8)]);
-    } else if let Some((values, _)) = fixed_values(&column.to_data()) {
-        out.extend_from_slice(values);
+        _ => {
+            for (values, _) in parts.iter().filter_map(|part| fixed_values(part)) {
+                out.extend_from_slice(values);
+            }
+        }
     }
 }
 

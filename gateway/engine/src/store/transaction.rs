@@ -2,11 +2,11 @@
 //! then the bounds. Every change of state happens here, and none of them can fail halfway: what
 //! comes of it is a draft that is written, again if need be, until it is durable.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::book::Book;
-use super::border::{Layout, LogRows, OutboxRows, StoreError, StreamProgress, WhenFull};
+use super::border::{Layout, StoreError, StreamProgress, WhenFull};
 use super::files::TREE;
 use super::letters;
 use super::log;
@@ -14,6 +14,27 @@ use super::outbox::{self, Fate, Room};
 use super::state::State;
 use super::states;
 use super::work::{Answer, Order, What, Work, answer, droppable};
+
+/// What belongs to each name, in the order in which it came.
+fn grouped<'a, T>(
+    all: impl Iterator<Item = &'a T>,
+    name: impl Fn(&'a T) -> &'a Arc<str>,
+) -> HashMap<&'a str, Vec<&'a T>> {
+    let mut by_name: HashMap<&str, Vec<&T>> = HashMap::new();
+    // Most follow another one of the same name, which is found without a hash.
+    let mut run: Vec<&T> = Vec::new();
+    for one in all {
+        if run.last().is_some_and(|last| name(last) != name(one)) {
+            let first = run[0];
+            by_name.entry(name(first)).or_default().append(&mut run);
+        }
+        run.push(one);
+    }
+    if let Some(first) = run.first().copied() {
+        by_name.entry(name(first)).or_default().append(&mut run);
+    }
+    by_name
+}
 
 /// One commit being made.
 pub(super) struct Transaction<'a> {
@@ -185,16 +206,12 @@ impl Transaction<'_> {
 
     fn append_outboxes(&mut self, work: &Work) {
         let epoch = self.state.meta.epoch;
+        let rows = work.commits.iter().flat_map(|pending| &pending.commit.outbox);
+        let by_sink = grouped(rows, |rows| &rows.sink);
         for sink in &self.layout.sinks {
-            let parts: Vec<&OutboxRows> = work
-                .commits
-                .iter()
-                .flat_map(|pending| &pending.commit.outbox)
-                .filter(|rows| rows.sink == sink.name)
-                .collect();
-            if parts.is_empty() {
+            let Some(parts) = by_sink.get(&*sink.name) else {
                 continue;
-            }
+            };
             let free = (self.max_bytes + droppable(self.state, self.layout))
                 .saturating_sub(self.state.held_bytes());
             let state = self.state.sinks.entry(sink.name.clone()).or_default();
@@ -204,7 +221,7 @@ impl Transaction<'_> {
                     .map_or(u64::MAX, |max| max.saturating_sub(state.records())),
                 bytes: sink.max_bytes.saturating_sub(state.bytes).min(free),
             });
-            outbox::append(self.book, &sink.name, state, epoch, &parts, room);
+            outbox::append(self.book, &sink.name, state, epoch, parts, room);
             if sink.when_full == WhenFull::DropOldest {
                 let excess = outbox::excess(sink, state);
                 outbox::drop_oldest(self.book, &sink.name, state, excess);
@@ -213,23 +230,19 @@ impl Transaction<'_> {
     }
 
     fn append_logs(&mut self, work: &Work) {
+        let rows = work.commits.iter().flat_map(|pending| &pending.commit.rows);
+        let by_table = grouped(rows, |rows| &rows.table);
         for table in &self.layout.tables {
-            let parts: Vec<&LogRows> = work
-                .commits
-                .iter()
-                .flat_map(|pending| &pending.commit.rows)
-                .filter(|rows| rows.table == table.name)
-                .collect();
-            if parts.is_empty() {
+            let Some(parts) = by_table.get(&*table.name) else {
                 continue;
-            }
+            };
             let floor = match table.history_us {
                 Some(_) => 0,
                 None => self.floor(&table.name, &table.readers),
             };
             let state = self.state.tables.entry(table.name.clone()).or_default();
             let schemas = self.state.schemas.entry(table.name.clone()).or_default();
-            let appended = log::append(self.book, &table.name, state, schemas, floor, &parts);
+            let appended = log::append(self.book, &table.name, state, schemas, floor, parts);
             if let Err(trouble) = appended {
                 // Arrow refuses to encode what it made itself: the rows are lost, and counted as
                 // a hole when they are read, but the log goes on.

@@ -85,7 +85,14 @@ pub(super) struct Pending {
     pub(super) commit: Commit,
     pub(super) ticket: oneshot::Sender<Result<(), StoreError>>,
     /// Given back when the commit is durable or has failed, or is held in memory.
-    pub(super) _slot: OwnedSemaphorePermit,
+    pub(super) slot: OwnedSemaphorePermit,
+}
+
+/// Rows that a commit puts into the outbox of a sink.
+pub(super) struct Coming {
+    pub(super) sink: Arc<str>,
+    pub(super) rows: u64,
+    pub(super) bytes: u64,
 }
 
 /// What somebody wants done to a sink, or to whatever has the name.

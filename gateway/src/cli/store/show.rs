@@ -5,7 +5,7 @@ use std::iter::repeat_n;
 
 use tidegate_web_ui::{
     RejectedRecord, SinkContents, StoreCompacted, StoreContents, StoreStatus, StoreVerified,
-    TableContents,
+    StreamContents, TableContents,
 };
 
 use crate::cli::print::say;
@@ -52,12 +52,22 @@ pub(super) fn listed(contents: &StoreContents) {
     tables(&contents.tables);
     say!();
     sinks(&contents.sinks);
+    if !contents.streams.is_empty() {
+        say!();
+        streams(&contents.streams);
+    }
     let unclaimed = contents.tables.iter().any(|table| table.claimed == Some(false))
         || contents.sinks.iter().any(|sink| sink.claimed == Some(false));
     if unclaimed {
         say!("\nunclaimed: the running configuration has no such table or sink. What is kept");
         say!("comes back with the name; it gives way first where the store is full. To drop it:");
         say!("tidegate store forget NAME");
+    }
+    if contents.streams.iter().any(|stream| stream.claimed == Some(false)) {
+        say!(
+            "\nA stream goes on where it was when it comes back. To drop its progress, stop the gateway:"
+        );
+        say!("tidegate store forget --stream NAME");
     }
 }
 
@@ -114,14 +124,24 @@ fn sinks(sinks: &[SinkContents]) {
     table(heads, &rows);
 }
 
+fn streams(streams: &[StreamContents]) {
+    let row = |stream: &StreamContents| {
+        [
+            stream.name.clone(),
+            stream.states.to_string(),
+            stream.bytes.to_string(),
+            claimed(stream.claimed).to_owned(),
+        ]
+    };
+    let rows: Vec<_> = streams.iter().map(row).collect();
+    table(["STREAM", "STATES", "BYTES", ""], &rows);
+}
+
 /// `store inspect`.
 pub(super) fn inspected(contents: &StoreContents) {
     figures(contents);
     say!();
     listed(contents);
-    if !contents.streams.is_empty() {
-        say!("\nSTREAMS WITH PROGRESS\n{}", contents.streams.join("\n"));
-    }
     if !contents.counters.is_empty() {
         say!();
         let counters = contents.counters.iter();
@@ -161,6 +181,9 @@ fn figures(contents: &StoreContents) {
     tell("before the start", closed.to_owned());
     tell("damaged file moved to", or_none(recovery.quarantined.as_ref()));
     tell("upgraded from format", or_none(recovery.upgraded_from));
+    if recovery.copied {
+        tell("a copy", "yes: its files were copied here, new records have a new epoch".to_owned());
+    }
     if !recovery.progress_lost.is_empty() {
         tell("streams that began anew", recovery.progress_lost.join(", "));
     }

@@ -37,7 +37,7 @@ fn a_seal_shows_every_single_flipped_bit() {
 
 fn encoded(schema: u64, batch: &RecordBatch) -> Vec<u8> {
     let mut bytes = Vec::new();
-    encode_rows(&mut bytes, schema, batch).unwrap();
+    encode_rows(&mut bytes, schema, std::slice::from_ref(batch)).unwrap();
     bytes
 }
 
@@ -69,8 +69,8 @@ fn one_row_is_values_and_a_byte_per_column() {
     assert_eq!(round_trip(&batch), expected);
 }
 
-#[test]
-fn every_type_comes_back_with_nulls_and_from_the_middle_of_an_array() {
+/// Ten rows with a column of each type that the form knows.
+fn every_type() -> RecordBatch {
     let some = [1, 0, 3, 4, 0, 6, 7, 8, 0, 10].map(|n: u8| (n > 0).then_some(n));
     let is_even = |n: u8| n.is_multiple_of(2);
     let columns: Vec<ArrayRef> = vec![
@@ -90,11 +90,38 @@ fn every_type_comes_back_with_nulls_and_from_the_middle_of_an_array() {
         Arc::new(Decimal128Array::from(vec![1 << 100; 10])),
     ];
     let named = columns.into_iter().enumerate().map(|(n, c)| (format!("c{n}"), c, true));
-    let batch = RecordBatch::try_from_iter_with_nullable(named).unwrap();
+    RecordBatch::try_from_iter_with_nullable(named).unwrap()
+}
+
+#[test]
+fn every_type_comes_back_with_nulls_and_from_the_middle_of_an_array() {
+    let batch = every_type();
     round_trip(&batch);
     for (from, count) in [(0, 1), (1, 1), (3, 5), (1, 9), (9, 1), (4, 0)] {
         round_trip(&batch.slice(from, count));
     }
+}
+
+#[test]
+fn batches_that_follow_each_other_are_one_value() {
+    let whole = every_type();
+    for ends in [&[3, 10][..], &[1, 2, 3, 10], &[5, 5, 10], &[0, 10], &[4, 9, 10]] {
+        let mut start = 0;
+        let parts = ends.iter().map(|end| {
+            let part = whole.slice(start, end - start);
+            start = *end;
+            part
+        });
+        let mut bytes = Vec::new();
+        encode_rows(&mut bytes, 3, &parts.collect::<Vec<_>>()).unwrap();
+        assert_eq!(decode_rows(&whole.schema(), &bytes).as_ref(), Some(&whole), "{ends:?}");
+        assert_eq!(bytes.len(), encoded(3, &whole).len(), "{ends:?}");
+    }
+    let words: DictionaryArray<Int32Type> = vec!["a", "b", "a"].into_iter().collect();
+    let whole = RecordBatch::try_from_iter([("word", Arc::new(words) as ArrayRef)]).unwrap();
+    let mut bytes = Vec::new();
+    encode_rows(&mut bytes, 0, &[whole.slice(0, 1), whole.slice(1, 2)]).unwrap();
+    assert_eq!(decode_rows(&whole.schema(), &bytes), Some(whole));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use redb::StorageBackend;
 
 use crate::store::disk::Disk;
+use crate::store::identity::Birth;
 
 /// A small generator (xorshift64*), so that a seed names a run.
 pub(super) struct Dice(pub(super) u64);
@@ -70,6 +71,8 @@ struct Inner {
     crashed: bool,
     /// Syncs of each file that succeeded.
     syncs: BTreeMap<String, u64>,
+    /// When the folder's files were made.
+    born: u128,
     /// Told when it crashes.
     death: Arc<tokio::sync::Notify>,
 }
@@ -82,6 +85,11 @@ pub(super) struct FakeDisk {
 }
 
 impl FakeDisk {
+    /// The files are copies that were made at this moment.
+    pub(super) fn set_born(&self, born: u128) {
+        self.inner.lock().unwrap().born = born;
+    }
+
     /// From the `operation`th on nothing reaches the disk any more.
     pub(super) fn crash_at(&self, operation: u64) {
         self.inner.lock().unwrap().crash_at = Some(operation);
@@ -156,7 +164,8 @@ impl FakeDisk {
             let file = FakeFile { cache: device.clone(), device, dirty: Vec::new() };
             (name.clone(), Arc::new(Mutex::new(file)))
         });
-        let inner = Inner { files: files.collect(), ..Inner::default() };
+        let born = self.inner.lock().unwrap().born;
+        let inner = Inner { files: files.collect(), born, ..Inner::default() };
         FakeDisk { inner: Arc::new(Mutex::new(inner)), locked: Arc::default() }
     }
 
@@ -244,6 +253,11 @@ impl Disk for FakeDisk {
 
     fn length(&self, name: &str) -> io::Result<Option<u64>> {
         Ok(self.file(name).map(|file| file.lock().unwrap().cache.len() as u64))
+    }
+
+    fn birth(&self, name: &str) -> io::Result<Option<Birth>> {
+        let born_ns = Some(self.inner.lock().unwrap().born);
+        Ok(self.file(name).map(|_| Birth { inode: 1, born_ns }))
     }
 
     fn open(&self, name: &str, create: bool) -> io::Result<Box<dyn StorageBackend>> {

@@ -146,6 +146,35 @@ async fn p11_a_store_that_was_put_back_gives_no_id_twice() {
     assert_eq!((store.epoch(), recovery.clean), (1_000, true));
 }
 
+/// P11: the same without a command: the files of a copy were made at another time.
+#[tokio::test]
+async fn p11_a_copy_that_is_opened_in_place_of_the_store_gives_no_id_twice() {
+    let disk = FakeDisk::default();
+    let (store, recovery) = open(&disk).unwrap();
+    assert!(!recovery.copied);
+    put(&store, "a", 0..3).await;
+    let copy = disk.power_cut(None);
+    put(&store, "a", 3..5).await;
+    copy.set_born(9);
+    // A crash right after the new epoch was noted raises it once more, and loses nothing.
+    for at in 1..60 {
+        let crashed = copy.power_cut(None);
+        crashed.crash_at(at);
+        drop(open(&crashed));
+        let (store, _) = open(&crashed.power_cut(None)).unwrap();
+        assert!((8..=9).contains(&store.epoch()), "{at}: {}", store.epoch());
+        assert_eq!(bodies(&waiting(&store, "a").await), [0, 1, 2], "{at}");
+    }
+    let (store, recovery) = open(&copy).unwrap();
+    assert!(recovery.copied && recovery.progress_lost.is_empty(), "{recovery:?}");
+    put(&store, "a", 3..5).await;
+    let ids: Vec<_> = waiting(&store, "a").await.iter().map(|row| (row.epoch, row.seq)).collect();
+    assert_eq!(ids, [(7, 0), (7, 1), (7, 2), (8, 3), (8, 4)]);
+    store.close().await.unwrap();
+    let (store, recovery) = open(&copy).unwrap();
+    assert_eq!((store.epoch(), recovery.copied, recovery.clean), (8, false, true), "once");
+}
+
 /// P7: alarms leave last.
 #[tokio::test]
 async fn p07_sinks_of_a_lower_priority_give_way_first() {

@@ -25,7 +25,7 @@ use bytes::Bytes;
 use super::disk::Disk;
 use super::{
     Commit, Layout, LogRows, OutboxRow, OutboxRows, Recovery, SinkLayout, StateChange, Store,
-    StoreError, StoreOptions, StreamProgress, TableLayout, WhenFull,
+    StoreError, StoreOptions, StreamProgress, TableLayout, Ticket, WhenFull,
 };
 use fake::FakeDisk;
 
@@ -128,9 +128,24 @@ async fn commit(store: &Store, commit: Commit) -> Result<(), StoreError> {
 /// Submits a commit and waits until it is durable, or until the disk is dead: then nobody will ever
 /// be told.
 async fn commit_on(disk: &FakeDisk, store: &Store, commit: Commit) -> Result<(), StoreError> {
+    let ticket = submit_on(disk, store, commit).await?;
+    durable_on(disk, ticket).await
+}
+
+/// Submits a commit, unless the disk dies meanwhile.
+async fn submit_on(disk: &FakeDisk, store: &Store, commit: Commit) -> Result<Ticket, StoreError> {
     tokio::select! {
         biased;
-        outcome = async { store.submit(commit).await?.await } => outcome,
+        ticket = store.submit(commit) => ticket,
+        () = disk.death() => Err(StoreError::Closed),
+    }
+}
+
+/// Waits until a commit is durable, or until the disk is dead.
+async fn durable_on(disk: &FakeDisk, ticket: Ticket) -> Result<(), StoreError> {
+    tokio::select! {
+        biased;
+        outcome = ticket => outcome,
         () = disk.death() => Err(StoreError::Closed),
     }
 }

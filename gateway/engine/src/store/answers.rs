@@ -1,0 +1,144 @@
+//! Answers to those who ask the store's thread: rows, states, letters, a check of everything.
+//!
+//! What is given out is durable, or is in memory because nothing can be written. While a frame is
+//! being written, what was taken behind it is neither, and most questions wait. Changes nothing.
+
+use super::book::Side;
+use super::border::{StoreError, Verified};
+use super::committer::Committer;
+use super::damage::{Trouble, contained};
+use super::files::TREE;
+use super::letters;
+use super::log;
+use super::outbox::{self, Span};
+use super::states;
+use super::verify::Verifying;
+use super::work::{Ask, answer};
+
+impl Committer {
+    /// Answers a question now, or when the frame that is being written has ended.
+    pub(super) fn ask(&mut self, ask: Ask) {
+        if self.flight.is_none() {
+            return self.answer(ask);
+        }
+        if let Some(ask) = self.answer_beside(ask) {
+            self.deferred.retain(|ask| !ask.is_abandoned());
+            self.deferred.push(ask);
+        }
+    }
+
+    /// Gives the question back that cannot be answered while a frame is being written and the next
+    /// one made. Durable rows of an outbox can, unless what stands at its front is not durable.
+    fn answer_beside(&mut self, ask: Ask) -> Option<Ask> {
+        let Ask::Next { sink, after, max_rows, max_bytes, reply } = ask else {
+            return Some(ask);
+        };
+        let back =
+            |reply| Some(Ask::Next { sink: sink.clone(), after, max_rows, max_bytes, reply });
+        let (Some(state), Some(shown)) = (self.state.sinks.get(&sink), self.shown.sinks.get(&sink))
+        else {
+            return back(reply);
+        };
+        if state.front != shown.front {
+            return back(reply);
+        }
+        let before = self.book.durable_end(Side::Outbox, &sink);
+        let span = Span { after, before, max_rows, max_bytes };
+        let rows = outbox::read(&mut self.book, &sink, state, span);
+        if rows.0.is_empty() {
+            return back(reply);
+        }
+        self.shared.show(self.figures());
+        answer(reply, Ok(rows));
+        None
+    }
+
+    /// Answers a question. The figures are shown before the answer, so that who has read past damage
+    /// sees it counted.
+    pub(super) fn answer(&mut self, ask: Ask) {
+        match ask {
+            Ask::Next { sink, after, max_rows, max_bytes, reply } => {
+                let rows = match self.state.sinks.get(&sink) {
+                    Some(state) => {
+                        let span = Span { after, before: None, max_rows, max_bytes };
+                        outbox::read(&mut self.book, &sink, state, span)
+                    }
+                    None => (vec![], after),
+                };
+                self.shared.show(self.figures());
+                answer(reply, Ok(rows));
+            }
+            Ask::States { stream, reply } => {
+                let found = contained(|| states::read(&mut self.book, &stream));
+                self.shared.show(self.figures());
+                answer(reply, found.map_err(|trouble| self.unreadable(&trouble)));
+            }
+            Ask::Log { table, from, max_rows, reply } => {
+                let none = log::Schemas::new();
+                let schemas = self.state.schemas.get(&table).unwrap_or(&none);
+                let rows = match self.state.tables.get(&table) {
+                    Some(log) => log::read(&mut self.book, &table, log, schemas, from, max_rows),
+                    None => vec![],
+                };
+                self.shared.show(self.figures());
+                answer(reply, Ok(rows));
+            }
+            Ask::Alive { reply } => answer(reply, Ok(())),
+            Ask::Rejected { sink, limit, reply } => {
+                let letters = self.book.letters.get(&sink);
+                let newest = letters.into_iter().flat_map(|l| l.keys().rev().take(limit).copied());
+                let mut positions: Vec<u64> = newest.collect();
+                positions.reverse();
+                let letters = contained(|| {
+                    let records = self.book.files.records()?;
+                    letters::read(&records, &mut self.book, &sink, &positions)
+                });
+                self.shared.show(self.figures());
+                answer(reply, letters.map_err(|trouble| self.unreadable(&trouble)));
+            }
+            Ask::Verify { reply } => self.verifying.push_back(Verifying::new(reply)),
+            Ask::Compact { reply } => {
+                let compacted = contained(|| self.compact());
+                self.shared.show(self.figures());
+                answer(reply, compacted.map_err(|trouble| self.unreadable(&trouble)));
+            }
+        }
+    }
+
+    fn unreadable(&self, trouble: &Trouble) -> StoreError {
+        let (path, reason) = (self.book.files.disk.path(TREE), trouble.text().to_owned());
+        StoreError::Unreadable { path, reason }
+    }
+
+    /// Goes on with the first check that somebody asked for; commits and questions come in between.
+    pub(super) fn verify_some(&mut self) {
+        let Some(verifying) = self.verifying.front_mut() else {
+            return;
+        };
+        let step = contained(|| verifying.step(&mut self.book, &self.state));
+        if matches!(step, Ok(false)) && !verifying.is_abandoned() {
+            return;
+        }
+        self.shared.show(self.figures());
+        if let Some(verifying) = self.verifying.pop_front() {
+            let damage = &self.book.damage;
+            let (corrupt_records, corrupt_rows) = (damage.records, damage.rows);
+            let verified =
+                step.map(|_| Verified { rows: verifying.rows, corrupt_records, corrupt_rows });
+            let verified = verified.map_err(|trouble| self.unreadable(&trouble));
+            answer(verifying.reply, verified);
+        }
+    }
+
+    fn compact(&mut self) -> Result<(u64, u64), Trouble> {
+        let before = self.figures().file_bytes;
+        if self.book.memory() == 0 {
+            self.checkpoint()?;
+        }
+        if let Some(tree) = &mut self.book.files.tree {
+            let compacted = tree.compact();
+            compacted.map_err(|error| Trouble::Io(error.to_string()))?;
+        }
+        Ok((before, self.figures().file_bytes))
+    }
+}

@@ -1,0 +1,116 @@
+//! Room in the ring: what is old goes to shelves, and where the disk is full something gives way.
+//!
+//! All of it happens between frames, when each one is durable. Knows no work and no answer.
+
+use std::sync::Arc;
+
+use super::book::Frame;
+use super::checkpoint::checkpoint;
+use super::committer::Committer;
+use super::damage::{Trouble, contained};
+use super::fold::fold;
+use super::recovery::keep_reserve;
+use super::transaction::Transaction;
+
+/// Bytes of dead letters that wait for the checkpoint at most.
+const LETTER_BYTES_MAX: usize = 256 << 10;
+/// Bytes that give way at a time when the disk has no room.
+const GIVE_WAY_BYTES: u64 = 1 << 20;
+
+impl Committer {
+    /// Whether half of the ring is taken, or too many dead letters wait.
+    pub(super) fn needs_room(&self) -> bool {
+        let letters = self.book.letters.values().flat_map(|letters| letters.values());
+        let waiting: usize = letters.map(|letter| letter.body.as_ref().map_or(0, Vec::len)).sum();
+        self.book.used() > self.book.files.ring_length / 2 || waiting > LETTER_BYTES_MAX
+    }
+
+    /// Keeps at least half of the ring free. Every frame is durable, and none is being made: what lets
+    /// go of a frame or a shelf must be durable before that is written over or removed.
+    pub(super) fn keep_room(&mut self) {
+        let capacity = self.book.files.ring_length;
+        self.book.files.shelves.sweep();
+        self.book.free(self.state.meta.commit);
+        if !self.needs_room() {
+            self.reclaim_failed = false;
+            self.held_back = None;
+            return;
+        }
+        let mut kept = 0;
+        let stays = |frame: &&Frame| {
+            kept += frame.length;
+            kept <= capacity / 4
+        };
+        let keep_from =
+            self.book.frames.iter().rev().take_while(stays).last().map(|frame| frame.sequence);
+        let keep_from = keep_from.unwrap_or(self.book.sequence);
+        let outcome = contained(|| self.reclaim(keep_from));
+        self.reclaim_failed = outcome.is_err();
+        self.held_back = match &outcome {
+            Err(Trouble::Full(reason)) if self.is_tight() => Some(reason.clone()),
+            _ => None,
+        };
+        if let Err(trouble) = outcome {
+            tracing::error!(reason = trouble.text(), "the ring cannot be freed yet");
+            self.stats.last_error = Some(trouble.text().to_owned());
+        }
+    }
+
+    fn is_tight(&self) -> bool {
+        self.book.used() > self.book.files.ring_length / 4 * 3
+    }
+
+    /// Folds the frames before `keep_from`. Where the disk has no room for that, what is settled is
+    /// let go, and only when the ring gets full the policies decide what gives way.
+    fn reclaim(&mut self, keep_from: u64) -> Result<(), Trouble> {
+        loop {
+            let folded = fold(&mut self.book, &self.state, keep_from);
+            let Err(trouble) = self.checkpoint().and(folded) else {
+                return Ok(());
+            };
+            let is_full = matches!(trouble, Trouble::Full(_));
+            if !is_full || !self.is_tight() || !self.give_way_durably()? {
+                return Err(trouble);
+            }
+        }
+    }
+
+    /// Lets the policies decide what gives way, and makes it durable in a frame before its shelves are
+    /// removed: a crash in between must not find a shelf missing that something still names. Every
+    /// frame before it is durable. `false` when nothing is left that may give way.
+    fn give_way_durably(&mut self) -> Result<bool, Trouble> {
+        let before = (!self.snapshot_due).then(|| self.state.clone());
+        if !self.give_way() {
+            return Ok(false);
+        }
+        self.state.note_changes(&mut self.book, before.as_ref());
+        self.book.close_draft();
+        self.write_frames(0)?;
+        self.snapshot_due = false;
+        self.last = Arc::new(self.state.clone());
+        self.book.files.shelves.sweep();
+        Ok(true)
+    }
+
+    pub(super) fn checkpoint(&mut self) -> Result<(), Trouble> {
+        self.note_written();
+        checkpoint(&mut self.book, &mut self.state, false)?;
+        self.snapshot_due = true;
+        self.last = Arc::new(self.state.clone());
+        self.tree_is_clean = false;
+        keep_reserve(&*self.book.files.disk, self.book.files.ring_length);
+        Ok(())
+    }
+
+    /// Lets the policies decide what gives way; `false` when nothing is left that may. In no frame
+    /// yet: the next one says everything.
+    pub(super) fn give_way(&mut self) -> bool {
+        let claims = self.shared.claims();
+        let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
+        let (book, state, now) = (&mut self.book, &mut self.state, self.now);
+        let mut transaction = Transaction { book, state, layout, max_bytes, now };
+        let gave = transaction.give_way(GIVE_WAY_BYTES);
+        self.snapshot_due = true;
+        gave
+    }
+}
