@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
 use crate::chain::Upstream;
-use crate::clock::{DurableTime, SharedClock};
+use crate::clock::{ClockWait, DurableTime, SharedClock};
 use crate::process::{Losses, Program};
 use crate::route::{Routed, Router, Target, with_reason};
 use crate::supervisor::{Exit, Health, Part};
@@ -119,6 +119,8 @@ pub struct StreamPart {
     pub away: (mpsc::Sender<String>, mpsc::Receiver<String>),
     /// How far time has come in what is durable.
     pub durable_time: Arc<DurableTime>,
+    /// Whether rows wait for the time of day: then the stream does.
+    pub wait: Arc<ClockWait>,
     /// The targets with their conditions planned; made with the SQL's plan.
     pub routers: Routers,
     /// The stream's last look at the clock.
@@ -149,11 +151,14 @@ const CATCH_UP_ROWS: usize = 8192;
 
 impl Part for StreamPart {
     async fn run(&mut self) -> Exit {
-        let mut stream = match self.restore().await {
-            Ok(stream) => stream,
-            Err(error) => return Exit::Failed(error),
+        let worked = match self.clock_is_awaited().await {
+            false => Ok(()),
+            true => match self.restore().await {
+                Ok(mut stream) => self.work(&mut stream).await,
+                Err(error) => Err(error),
+            },
         };
-        match self.work(&mut stream).await {
+        match worked {
             Ok(()) => {
                 // Its readers' input ends with its own.
                 if let Some(upstream) = &self.upstream {
@@ -174,6 +179,25 @@ impl Part for StreamPart {
 }
 
 impl StreamPart {
+    /// Waits while rows wait for the time of day: whatever clock windows followed meanwhile, they would
+    /// be closed before their rows are there. False where the stream's input ended first.
+    async fn clock_is_awaited(&mut self) -> bool {
+        if !self.wait.is_waiting() {
+            return true;
+        }
+        let progress = self.store.progress(&self.name);
+        let counts = progress.and_then(|progress| Stream::counts_in(&progress.state).ok());
+        self.shown.send_replace(Some(counts.unwrap_or_default()));
+        loop {
+            tokio::select! {
+                () = self.wait.over() => return true,
+                rows = self.queue.recv() => if rows.is_none() {
+                    return false;
+                },
+            }
+        }
+    }
+
     /// Builds the engine's state from the stored progress and the rows after it.
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);

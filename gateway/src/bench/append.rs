@@ -181,6 +181,7 @@ async fn submitter(
             table: "rows".into(),
             position: *position,
             accepted: 0,
+            stamps: None,
             batch: batch.clone(),
         };
         let progress = Some(progress(end, end.saturating_sub(BEHIND)));

@@ -165,6 +165,7 @@ async fn run(disk: &FakeDisk, seed: u64, told: &mut Told) -> Result<(), StoreErr
             outbox: outbox.collect(),
             progress: Some(StreamProgress { states: states.collect(), ..reached }),
             counts: vec![("rows".into(), step.rows)],
+            boot: None,
         };
         commit_on(disk, &store, one).await?;
         told.durable = index + 1;
