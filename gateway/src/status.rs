@@ -179,6 +179,7 @@ pub struct GatewayStatus {
     /// The store.
     pub store: Store,
     recovery: Recovery,
+    boot_id: Option<String>,
     before: Before,
     views: Mutex<Arc<Views>>,
     config: Mutex<Arc<ConfigView>>,
@@ -194,7 +195,7 @@ impl web::Console for GatewayStatus {
                 name: self.name.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 epoch: self.store.epoch(),
-                boot_id: boot_id(),
+                boot_id: self.boot_id.clone(),
                 started: rfc3339(self.started),
                 uptime_s: self.started_at.elapsed().as_secs_f64(),
                 time: rfc3339(now),
@@ -269,6 +270,7 @@ impl GatewayStatus {
             before: Before::new(&store),
             store,
             recovery,
+            boot_id: boot_id(),
             views: Mutex::default(),
             config: Mutex::default(),
         }

@@ -125,6 +125,8 @@ pub struct StreamPart {
     pub routers: Routers,
     /// The stream's last look at the clock.
     pub looked: Option<(i64, Instant)>,
+    /// The time at which the logs are read after a start.
+    pub reading: Option<i64>,
 }
 
 /// How a stream's program is reached, and what it gives.
@@ -213,7 +215,7 @@ impl StreamPart {
         // What was told of the program before is no news.
         while self.away.1.try_recv().is_ok() {}
         self.equip(&mut query);
-        self.looked = None;
+        (self.looked, self.reading) = (None, None);
         // All rows that were queued before this commit are readable after it.
         self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
         if self.closes_old {
@@ -227,6 +229,9 @@ impl StreamPart {
         };
         self.counts.before.get_or_init(|| stream.counts());
         self.take_up_log(&stream);
+        // No source falls silent while the rows of another one are read.
+        let begun = self.clock.now();
+        self.reading = Some(begun);
         for table in 0..self.tables.len() {
             let from = stream.progress().replay_from[table];
             self.read_log(&mut stream, table, from, None, false).await?;
@@ -234,6 +239,8 @@ impl StreamPart {
         let mut commit = Commit::default();
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
         self.submit(&mut stream, commit).await?;
+        self.reading = None;
+        stream.forgive(self.clock.now().saturating_sub(begun).max(0));
         Ok(stream)
     }
 
@@ -439,8 +446,10 @@ impl StreamPart {
         event: Event,
         commit: &mut Commit,
     ) -> Result<(), String> {
-        let now = self.clock.now();
-        self.forgive_step(stream, now);
+        let now = self.reading.unwrap_or_else(|| self.clock.now());
+        if self.reading.is_none() {
+            self.forgive_step(stream, now);
+        }
         let before = stream.counts();
         let effects = tokio::select! {
             effects = stream.apply(event, now) => effects.map_err(|e| e.to_string())?,

@@ -26,6 +26,9 @@ use crate::ledger::{self, ClockKeys};
 /// How often it is looked whether the clock was set.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// How long it is waited for the system's figure to go on.
+const EDGE_MAX: Duration = Duration::from_millis(20);
+
 /// What becomes of rows that are stamped by the monotonic clock alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -60,16 +63,17 @@ impl Machine {
     /// has two decimals, goes on. Where the system tells none, the start is one that nobody else has.
     pub fn read() -> Self {
         let boot = boot_id().and_then(|id| u128::from_str_radix(&id.replace('-', ""), 16).ok());
-        let unknown =
-            || u128::from(RandomState::new().hash_one(0_u8)) << 64 | u128::from(std::process::id());
-        let first = up();
-        let mut up_now = first;
-        let until = std::time::Duration::from_millis(20);
-        let begin = Instant::now();
-        while up_now == first && begin.elapsed() < until {
-            up_now = up();
+        let (begun, first) = (Instant::now(), up());
+        let mut now = first;
+        while first.is_some() && now == first && begun.elapsed() < EDGE_MAX {
+            now = up();
         }
-        Self { boot: boot.unwrap_or_else(unknown), up: up_now.unwrap_or(0) }
+        // Twice 64 bits of which nobody else has the same.
+        let unknown = || {
+            let random = RandomState::new();
+            (u128::from(random.hash_one(0)) << 64) | u128::from(random.hash_one(1))
+        };
+        Self { boot: boot.unwrap_or_else(unknown), up: now.unwrap_or(0) }
     }
 }
 

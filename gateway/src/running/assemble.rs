@@ -96,6 +96,7 @@ impl Running {
             wait: self.wait.clone(),
             routers: Routers::default(),
             looked: None,
+            reading: None,
         };
         let view = StreamView { counts, ..self.stream_view(stream, health.clone(), engine) };
         let stop = CancellationToken::new();

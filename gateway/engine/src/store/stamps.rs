@@ -204,7 +204,7 @@ mod tests {
         RecordBatch::try_from_iter([
             ("time", utc(times.to_vec())),
             ("quality", Arc::new(StringArray::from(qualities.to_vec())) as ArrayRef),
-            ("n", Arc::new(Int32Array::from_iter_values(0..).slice(0, times.len()))),
+            ("n", Arc::new(Int32Array::from_iter_values((0..).take(times.len())))),
         ])
         .unwrap()
     }

@@ -127,7 +127,7 @@ async fn f11_a_decision_that_is_damaged_leaves_no_row_good() {
     let (store, _) = open(&disk).unwrap();
     commit(&store, stamped(0..2)).await.unwrap();
     commit(&store, decided(SET)).await.unwrap();
-    drop(store);
+    settle(&store).await;
     let cut = disk.power_cut(None);
     let entry = key(Kind::Boots, "", 0);
     cut.edit(RING, |bytes| {
@@ -136,9 +136,9 @@ async fn f11_a_decision_that_is_damaged_leaves_no_row_good() {
         assert_eq!(places.len(), 2, "with the rows, and with the decision");
         places.iter().for_each(|at| bytes[at + entry.len() + 8 + 6] ^= 0x10);
     });
-    let (store, recovery) = open(&cut).unwrap();
+    let (found, recovery) = open(&cut).unwrap();
     assert_eq!(recovery.corrupt_records, 2);
-    assert_eq!(read(&store).await, expected(&[(0, 0, "uncertain"), (1, 1, "uncertain")]));
+    assert_eq!(read(&found).await, expected(&[(0, 0, "uncertain"), (1, 1, "uncertain")]));
 }
 
 /// Accepts rows, decides, goes on, with results between, so that the ring goes round.
@@ -147,14 +147,14 @@ async fn script(disk: &FakeDisk) -> Result<(), StoreError> {
     for commit in [stamped(0..2), stamped(2..4)] {
         commit_on(disk, &store, commit).await?;
     }
-    for number in 0..6 {
+    for number in 0..2 {
         let outbox = vec![results("b", number..number + 1, 1)];
         commit_on(disk, &store, Commit { outbox, ..Commit::default() }).await?;
     }
     let progress = Some(progress(b"waited", 4, 0));
     commit_on(disk, &store, decided(SET)).await?;
     commit_on(disk, &store, Commit { progress, ..plain(4..5) }).await?;
-    for number in 6..16 {
+    for number in 2..9 {
         let outbox = vec![results("b", number..number + 1, 1)];
         commit_on(disk, &store, Commit { outbox, ..Commit::default() }).await?;
     }
@@ -168,7 +168,7 @@ async fn f11_wherever_a_crash_falls_all_rows_are_moved_or_all_wait() {
     let all = [(0, 10, "good"), (1, 11, "good"), (2, 12, "good"), (3, 13, "good"), (4, 4, "good")];
     let (mut waited, mut moved) = (0, 0);
     for operation in 1..whole.operations() {
-        for seed in [None, Some(operation), Some(operation + 1_000)] {
+        for seed in [None, Some(operation)] {
             let disk = FakeDisk::default();
             disk.crash_at(operation);
             assert!(script(&disk).await.is_err(), "{operation}");
