@@ -153,12 +153,13 @@ const CATCH_UP_ROWS: usize = 8192;
 
 impl Part for StreamPart {
     async fn run(&mut self) -> Exit {
-        let worked = match self.clock_is_awaited().await {
-            false => Ok(()),
-            true => match self.restore().await {
+        let worked = if self.clock_is_awaited().await {
+            match self.restore().await {
                 Ok(mut stream) => self.work(&mut stream).await,
                 Err(error) => Err(error),
-            },
+            }
+        } else {
+            Ok(())
         };
         match worked {
             Ok(()) => {

@@ -268,6 +268,43 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn f11_without_a_clock_the_time_is_ahead_of_the_monotonic_one_by_the_same() {
+        let (clock, wall) = clocks(17 * SECOND);
+        clock.resume(DECEMBER);
+        for _ in 0..10_000 {
+            // Of each reading half a microsecond is left out.
+            tokio::time::advance(Duration::from_nanos(1_000_500)).await;
+            clock.now();
+        }
+        let now = DECEMBER + 10_005_000;
+        assert_eq!(clock.moment(), Moment { time: now, trust: Trust::Unknown, unset: true });
+        assert_eq!(clock.first_set(), None);
+        wall.set(now + HOUR);
+        let set = Moment { time: now + HOUR, trust: Trust::Certain, unset: false };
+        assert_eq!((clock.moment(), clock.first_set()), (set, Some(HOUR)));
+        // Lost and set again, it is not set for the first time.
+        wall.set(17 * SECOND);
+        assert_eq!(clock.moment(), Moment { trust: Trust::Unknown, ..set });
+        wall.set(now + 2 * HOUR);
+        assert_eq!((clock.moment().unset, clock.first_set()), (false, Some(HOUR)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f11_a_clock_that_is_set_behind_the_store_takes_no_time_back() {
+        let (clock, wall) = clocks(17 * SECOND);
+        clock.resume(DECEMBER);
+        tokio::time::advance(Duration::from_secs(600)).await;
+        wall.set(DECEMBER + 300 * SECOND);
+        let ahead = Moment { time: DECEMBER + 600 * SECOND, trust: Trust::Ahead, unset: false };
+        assert_eq!((clock.moment(), clock.first_set()), (ahead, Some(0)));
+        // A clock of two hours before is another matter: what was stored was wrong.
+        let (clock, wall) = clocks(17 * SECOND);
+        clock.resume(DECEMBER);
+        wall.set(DECEMBER - 2 * HOUR);
+        assert_eq!((clock.now(), clock.first_set()), (DECEMBER - 2 * HOUR, Some(-2 * HOUR)));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_start_a_little_behind_the_store_is_no_step_back() {
         let (clock, wall) = clocks(DECEMBER);
         clock.resume(DECEMBER + 60 * SECOND);
