@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::a_change_touches_only_what_differs::apply;
 use crate::harness::clock::{in_1970, micros_now, set, start};
 use crate::harness::gateway::{Gateway, count, head};
 use crate::harness::records::{Record, assert_contiguous, of_stream, repeated};
@@ -234,4 +235,23 @@ fn f11_where_nobody_sets_the_clock_rows_go_on_as_doubtful() {
         // 2026-11-01, where time begins without a clock.
         assert!(row.text_of("time").starts_with("2026-11-01T00:00:0"), "{}", row.text);
     }
+}
+
+/// A stream that waits owes no result, so that a change is not undone; and the wait can be ended.
+#[test]
+fn f11_a_configuration_is_taken_while_rows_wait() {
+    let scratch = Scratch::new("unset-changed");
+    let mut gateway = start(&scratch, &config(&scratch, "10m", 250), in_1970());
+    wait_accepted(&mut gateway, 25);
+    let new = config(&scratch, "1s", 250).replace("name: second", "name: third");
+    let applied = apply(&scratch, &gateway, &new);
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    gateway.wait_status("the end of the wait", secs(30), |status| {
+        status["clock_wait"]["left_s"].is_null().then_some(())
+    });
+    wait_until("rows of all streams", secs(60), || {
+        let printed = gateway.printed();
+        once(&printed, "rows").len() >= 200 && !once(&printed, "third").is_empty()
+    });
+    assert_eq!(gateway.stop().code, Some(0));
 }

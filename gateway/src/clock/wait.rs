@@ -231,8 +231,9 @@ impl ClockWait {
     /// Cancel safe: dropped before it ends, they go on waiting.
     pub async fn run(self: Arc<Self>, clock: SharedClock, store: Store) {
         let mut look = tokio::time::interval(LOOK_EVERY);
-        while let (Some(stamps), Some(left)) = (self.stamps, self.left()) {
+        while let Some(stamps) = self.stamps.filter(|_| self.is_waiting()) {
             look.tick().await;
+            let Some(left) = self.left() else { return };
             let moment = clock.moment();
             if moment.unset && !left.is_zero() {
                 continue;

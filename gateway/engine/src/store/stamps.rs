@@ -146,7 +146,7 @@ pub fn moved(rows: &RecordBatch, by: i64) -> Result<RecordBatch, ArrowError> {
         }
         (times, _) => times.map(|times| times.iter().map(later).collect::<Vec<_>>()),
     };
-    with(rows, [("time", new_times.map(utc)), ("received_at", new_arrived.map(utc))])
+    with(rows, &[("time", new_times.map(utc)), ("received_at", new_arrived.map(utc))])
 }
 
 /// The rows as those whose arrival nobody can tell the time of: `uncertain` where they were stamped by
@@ -172,7 +172,7 @@ pub fn doubted(rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
         };
         times.iter().zip(arrived).map(own).collect()
     });
-    with(rows, [("quality", quality), ("received_at", new_arrived.map(utc))])
+    with(rows, &[("quality", quality), ("received_at", new_arrived.map(utc))])
 }
 
 fn times<'r>(rows: &'r RecordBatch, column: &str) -> Option<&'r [i64]> {
@@ -185,7 +185,7 @@ fn utc(times: Vec<i64>) -> ArrayRef {
 }
 
 /// The rows with other columns in the place of those of these names, where there are any.
-fn with(rows: &RecordBatch, new: [(&str, Option<ArrayRef>); 2]) -> Result<RecordBatch, ArrowError> {
+fn with(rows: &RecordBatch, new: &[(&str, Option<ArrayRef>)]) -> Result<RecordBatch, ArrowError> {
     let columns = rows.schema_ref().fields().iter().zip(rows.columns());
     let columns = columns.map(|(field, column)| {
         let found = new.iter().find(|(name, _)| *name == field.name().as_str());

@@ -4,11 +4,14 @@
 use std::path::PathBuf;
 
 use arrow::array::{ArrayRef, AsArray, StringArray, TimestampMicrosecondArray};
-use arrow::datatypes::TimestampMicrosecondType;
+use arrow::datatypes::{DataType, Field, Schema, TimeUnit, TimestampMicrosecondType};
+use tidegate_drivers::table::{Quality, Value};
+use tidegate_drivers::{Point, TableBuilder};
 use tidegate_engine::store::{Layout, StoreOptions, TableLayout, Ticket};
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
+use crate::batch::Batcher;
 use crate::clock::{Clock, DurableTime, Moment};
 use crate::supervisor::Part;
 use crate::table::{Arrival, Positioned, Reader, Readers, Table};
@@ -308,6 +311,62 @@ async fn f11_rows_from_before_a_power_cut_are_never_known() {
     let both = [(BEGIN, "uncertain"), (BEGIN + HOUR + 2 * SECOND, "good")];
     assert_eq!(read(&logged(&store).await), both, "in their order");
     assert_eq!(counted(&store), (2, 1, 1));
+}
+
+/// A message that says its own time is not moved, and comes from no future once the clock is set.
+#[tokio::test]
+async fn f11_a62_of_a_feed_only_what_arrival_stamped_is_moved() {
+    let (trial, clock) = (Trial::new("feed"), Hand::unset(BEGIN));
+    let store = trial.open();
+    let wait = begin(&store, &clock, LONG, 7, 0);
+    let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    let schema = Arc::new(Schema::new(vec![
+        Field::new("time", utc.clone(), false),
+        Field::new("device", DataType::Utf8, false),
+        Field::new("quality", DataType::Utf8, false),
+        Field::new("seq", DataType::UInt64, false),
+        Field::new("received_at", utc, false),
+        Field::new("n", DataType::Int32, true),
+    ]));
+    let clocks = (clock.clone() as SharedClock, wait.clone());
+    let mut batcher = Batcher::new("line", schema, true, clocks, 0);
+    let mut table = TableBuilder::new(&[Point::new("n", DataType::Int32)], false);
+    let at = Instant::now() + Duration::from_mins(1);
+    // One from a clock that is right, one that is equal to ours by chance, one without a time.
+    for own in [Some(BEGIN + 8 * HOUR), Some(BEGIN), None] {
+        table.begin();
+        if let Some(own) = own {
+            table.time(own);
+        }
+        table.value(0, Value::I32(1));
+        table.end(at);
+    }
+    let mut rows = table.finish();
+    let stamp = batcher.stamp(&mut rows);
+    assert!(stamp.unset);
+    let batch = batcher.close(rows, stamp).unwrap();
+    let both = |batch: &RecordBatch| {
+        let times = |column: usize| {
+            batch.column(column).as_primitive::<TimestampMicrosecondType>().values().to_vec()
+        };
+        times(0).into_iter().zip(times(4)).collect::<Vec<_>>()
+    };
+    let stamped = [(BEGIN + 8 * HOUR, BEGIN), (BEGIN, BEGIN - 1), (BEGIN, BEGIN)];
+    assert_eq!(both(&batch), stamped);
+    let now = BEGIN + 8 * HOUR;
+    let moved = moved(&batch, 8 * HOUR).unwrap();
+    assert_eq!(both(&moved), [(now, now), (BEGIN, now - 1), (now, now)]);
+    let quality = moved.column(2).as_string::<i32>().iter().flatten().collect::<Vec<_>>();
+    assert_eq!(quality, ["good"; 3]);
+    // When nobody waits any more, they are doubted as always.
+    wait.set_bound(Duration::ZERO);
+    wait.clone().run(clock.clone(), store.clone()).await;
+    table.begin();
+    table.value(0, Value::I32(1));
+    table.end(at);
+    let mut rows = table.finish();
+    let stamp = batcher.stamp(&mut rows);
+    assert_eq!((stamp.unset, &*rows.qualities), (false, &[Quality::Uncertain][..]));
 }
 
 #[test]

@@ -136,7 +136,9 @@ async fn f11_a_decision_that_is_damaged_leaves_no_row_good() {
         let places = (0..bytes.len() - entry.len()).filter(|at| bytes[*at..].starts_with(&entry));
         let places: Vec<usize> = places.collect();
         assert_eq!(places.len(), 2, "with the rows, and with the decision");
-        places.iter().for_each(|at| bytes[at + entry.len() + 8 + 6] ^= 0x10);
+        for at in places {
+            bytes[at + entry.len() + 8 + 6] ^= 0x10;
+        }
     });
     let (found, recovery) = open(&cut).unwrap();
     assert_eq!(recovery.corrupt_records, 2);
