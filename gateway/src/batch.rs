@@ -12,12 +12,10 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use tidegate_drivers::Rows;
 use tidegate_drivers::table::Quality;
+use tidegate_engine::store::LATEST;
 use tokio::time::Instant;
 
-use crate::clock::{SharedClock, Trust};
-
-/// 2100-01-01T00:00:00Z: what says so of itself is believed by nobody.
-const LATEST: i64 = 4_102_444_800_000_000;
+use crate::clock::{ClockWait, Moment, SharedClock, Trust};
 
 /// Names and counts the rows of one source.
 pub struct Batcher {
@@ -26,7 +24,18 @@ pub struct Batcher {
     /// Whether the table has a `received_at` column beside `time`.
     feed: bool,
     clock: SharedClock,
+    wait: Arc<ClockWait>,
     next_seq: u64,
+}
+
+/// One reading of the clocks, for the rows of one batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Stamp {
+    moment: Moment,
+    at: Instant,
+    /// The rows are stamped by the monotonic clock alone: their table knows what becomes of their
+    /// times.
+    pub unset: bool,
 }
 
 impl Batcher {
@@ -35,10 +44,10 @@ impl Batcher {
         device: &str,
         schema: SchemaRef,
         feed: bool,
-        clock: SharedClock,
+        (clock, wait): (SharedClock, Arc<ClockWait>),
         first_seq: u64,
     ) -> Self {
-        Self { device: device.to_owned(), schema, feed, clock, next_seq: first_seq }
+        Self { device: device.to_owned(), schema, feed, clock, wait, next_seq: first_seq }
     }
 
     /// `seq` of the next row.
@@ -46,24 +55,36 @@ impl Batcher {
         self.next_seq
     }
 
-    /// Doubts rows whose time is that of the gateway alone, while that cannot be trusted.
-    pub fn doubt(&self, rows: &mut Rows) {
-        if self.clock.trust() == Trust::Certain {
-            return;
+    /// Reads the clocks for rows, and doubts those whose time is that of the gateway alone, while that
+    /// can neither be trusted nor is to be known later.
+    pub fn stamp(&self, rows: &mut Rows) -> Stamp {
+        let (moment, at) = (self.clock.moment(), Instant::now());
+        // Rows that say their own time in a table that does not say when they came are not moved.
+        let by_arrival = || self.feed || rows.times.iter().all(Option::is_none);
+        let unset = moment.unset && self.wait.keeps_stamps() && by_arrival();
+        let stamp = Stamp { moment, at, unset };
+        if unset || moment.trust == Trust::Certain {
+            return stamp;
         }
         for (quality, own) in rows.qualities.iter_mut().zip(&rows.times) {
             if own.is_none() && *quality == Quality::Good {
                 *quality = Quality::Uncertain;
             }
         }
+        stamp
     }
 
-    /// Makes one batch of `rows`. An error means that the rows are not of the table's schema: a
-    /// bug in a driver, and the rows are not counted.
-    pub fn close(&mut self, rows: Rows) -> Result<RecordBatch, ArrowError> {
+    /// Makes one batch of `rows`, stamped as of `stamp`. An error means that the rows are not of the
+    /// table's schema: a bug in a driver, and the rows are not counted.
+    pub fn close(&mut self, rows: Rows, stamp: Stamp) -> Result<RecordBatch, ArrowError> {
         let len = rows.len();
-        let mut received: Vec<i64> = self.received(&rows.arrived);
-        if self.feed && self.clock.trust() == Trust::Unknown {
+        let mut received: Vec<i64> = stamp.received(&rows.arrived);
+        if stamp.unset {
+            // Where both times are the same, the row was stamped by its arrival.
+            for (at, own) in received.iter_mut().zip(&rows.times) {
+                *at -= i64::from(*own == Some(*at));
+            }
+        } else if self.feed && stamp.moment.trust == Trust::Unknown {
             // Nobody can say that a row is from the future: it came no earlier than it says itself.
             for (at, own) in received.iter_mut().zip(&rows.times) {
                 *at = own.filter(|own| *own < LATEST).map_or(*at, |own| own.max(*at));
@@ -99,14 +120,15 @@ impl Batcher {
     pub fn none(&self) -> RecordBatch {
         RecordBatch::new_empty(self.schema.clone())
     }
+}
 
-    /// The time of day of each instant, all by one reading of the clock.
+impl Stamp {
+    /// The time of day of each instant.
     fn received(&self, arrived: &[Instant]) -> Vec<i64> {
-        let (now, instant) = (self.clock.now(), Instant::now());
         let age = |at: &Instant| {
-            i64::try_from(instant.saturating_duration_since(*at).as_micros()).unwrap_or(0)
+            i64::try_from(self.at.saturating_duration_since(*at).as_micros()).unwrap_or(0)
         };
-        arrived.iter().map(|at| now - age(at)).collect()
+        arrived.iter().map(|at| self.moment.time - age(at)).collect()
     }
 }
 
@@ -135,10 +157,17 @@ mod tests {
         ]))
     }
 
+    fn close(batcher: &mut Batcher, table: &mut TableBuilder) -> RecordBatch {
+        let mut rows = table.finish();
+        let stamp = batcher.stamp(&mut rows);
+        batcher.close(rows, stamp).unwrap()
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_rows_time_is_when_its_answer_arrived() {
         let clock = Arc::new(ManualClock::at(1_000_000_000));
-        let mut batcher = Batcher::new("meter", schema(), false, clock.clone(), 0);
+        let clocks = (clock.clone() as SharedClock, Arc::default());
+        let mut batcher = Batcher::new("meter", schema(), false, clocks, 0);
         let mut table = TableBuilder::new(&[Point::new("n", DataType::Int32)], false);
         table.begin();
         table.value(0, Value::I32(7));
@@ -148,14 +177,14 @@ mod tests {
         table.value(0, Value::I32(8));
         table.end(Instant::now());
         clock.set(1_000_250_000);
-        let batch = batcher.close(table.finish()).unwrap();
+        let batch = close(&mut batcher, &mut table);
         let times = batch.column(0).as_primitive::<TimestampMicrosecondType>();
         assert_eq!(times.values(), &[1_000_000_000, 1_000_250_000]);
         assert_eq!(batch.column(3).as_primitive::<UInt64Type>().values(), &[0, 1]);
         table.begin();
         table.time(5);
         table.end(Instant::now());
-        let batch = batcher.close(table.finish()).unwrap();
+        let batch = close(&mut batcher, &mut table);
         assert_eq!(batch.column(0).as_primitive::<TimestampMicrosecondType>().value(0), 5);
         assert_eq!(batch.column(3).as_primitive::<UInt64Type>().value(0), 2);
         assert_eq!(batch.column(2).as_string::<i32>().value(0), "bad");

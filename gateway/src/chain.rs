@@ -116,7 +116,7 @@ impl Upstream {
     pub(crate) fn rows(&self, output: &Output, accepted: i64) -> Result<LogRows, ArrowError> {
         let batch = rows(&self.name, &self.schema, output, accepted)?;
         let position = self.origin.wrapping_add(output.first_seq - 1);
-        Ok(LogRows { table: self.name.clone(), position, accepted, batch })
+        Ok(LogRows { table: self.name.clone(), position, accepted, stamps: None, batch })
     }
 
     /// Hands rows that are in the store's queue to all readers. One that has ended finds them in the

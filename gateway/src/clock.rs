@@ -6,9 +6,11 @@
 
 mod ages;
 mod steady;
+mod wait;
 
 pub use ages::Ages;
 pub use steady::{DurableTime, SteadyClock};
+pub use wait::{ClockWait, Entry, Machine, Phase, Rebased, boot_id};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -24,9 +26,32 @@ pub trait Clock: Send + Sync {
         Trust::Certain
     }
 
+    /// Both at once, and whether the clock was ever set: what rows are stamped with.
+    fn moment(&self) -> Moment {
+        Moment { time: self.now(), trust: self.trust(), unset: false }
+    }
+
+    /// By how much the time moved when the clock was set for the first time since the start,
+    /// in microseconds; none until then, or where it was right from the start.
+    fn first_set(&self) -> Option<i64> {
+        None
+    }
+
     /// Tells it how far time had come, in microseconds since 1970 UTC, when rows were made durable
     /// last: the present cannot be before that. Called once, before rows are stamped.
     fn resume(&self, _last: i64) {}
+}
+
+/// One reading of a clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// Microseconds since 1970 UTC.
+    pub time: i64,
+    /// How far that can be trusted.
+    pub trust: Trust,
+    /// The operating system's clock was never right since the process started: the time goes on as the
+    /// monotonic clock does, from wherever it began.
+    pub unset: bool,
 }
 
 /// How far the time of day can be trusted.

@@ -76,6 +76,46 @@ pub fn unrouted(stream: &str) -> Arc<str> {
     format!("stream/{stream}/unrouted").into()
 }
 
+/// The counters of the rows of a table that came before the clock was set.
+#[derive(Debug, Clone)]
+pub struct ClockKeys {
+    /// Rows that had to wait for it.
+    pub waited: Arc<str>,
+    /// Of these, rows whose times were moved when it was set.
+    pub rebased: Arc<str>,
+    /// Of these, rows that kept the times that they had, because nobody set it in time.
+    pub doubted: Arc<str>,
+}
+
+impl ClockKeys {
+    /// The counters of the table `name`.
+    pub fn new(name: &str) -> Self {
+        let key = |what: &str| Arc::from(format!("{TABLES}{name}/clock/{what}"));
+        Self { waited: key("waited"), rebased: key("rebased"), doubted: key("doubted") }
+    }
+}
+
+/// The tables that ever had rows which came before the clock was set.
+pub fn clock_tables(store: &Store) -> Vec<Arc<str>> {
+    let counts = store.counts().into_iter();
+    let names = counts.filter_map(|(key, _)| {
+        Some(Arc::from(key.strip_prefix(TABLES)?.strip_suffix("/clock/waited")?))
+    });
+    names.collect()
+}
+
+/// Rows that wait for the clock, by table.
+pub fn clock_waiting(store: &Store) -> BTreeMap<Arc<str>, u64> {
+    let waiting = clock_tables(store).into_iter().map(|table| {
+        let keys = ClockKeys::new(&table);
+        let decided = store.count(&keys.rebased) + store.count(&keys.doubted);
+        (table, store.count(&keys.waited).saturating_sub(decided))
+    });
+    waiting.filter(|(_, rows)| *rows > 0).collect()
+}
+
+/// How all keys of tables begin.
+const TABLES: &str = "table/";
 /// How all keys of sources begin.
 const SOURCES: &str = "source/";
 

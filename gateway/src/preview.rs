@@ -15,7 +15,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use tidegate_config::{Document, StreamSection};
 use tidegate_engine::encode::{JsonOptions, json_rows};
-use tidegate_engine::store::Store;
+use tidegate_engine::store::{BootTime, Store};
 use tidegate_engine::{Effects, Event, Lookup, Query, Sql, Stream, StreamSpec, TableSchema};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -37,6 +37,9 @@ const READ_ROWS: usize = 8192;
 const DURABLE_MAX: Duration = Duration::from_secs(3);
 /// Pause between two looks whether they are.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What is said where stored rows have no time yet.
+const WAITS: &str = "rows that wait for the clock to be set are left out";
 
 /// What a preview is made of.
 pub struct Preview {
@@ -165,6 +168,16 @@ impl Planned {
         }
     }
 
+    /// Whether rows are not to be read before the clock is set; then it is noted.
+    fn waits_for_clock(&self, summary: &mut Summary) -> bool {
+        let boots = self.preview.store.boots();
+        let waits = boots.iter().any(|(_, time)| *time == BootTime::Waiting);
+        if waits && !summary.notes.iter().any(|note| note == WAITS) {
+            summary.notes.push(WAITS.to_owned());
+        }
+        waits
+    }
+
     /// The newest rows of each table's log, in the order of the log.
     async fn read(&self, summary: &mut Summary) -> Result<History, String> {
         let Preview { store, clock, last, .. } = &self.preview;
@@ -185,6 +198,9 @@ impl Planned {
             while from < end {
                 let read = store.read_log(&table.name, from, READ_ROWS).await;
                 let read = read.map_err(|error| format!("the log of {}: {error}", table.name))?;
+                if read.is_empty() && self.waits_for_clock(summary) {
+                    break;
+                }
                 if read.is_empty() {
                     // What was accepted last is readable with the next commit.
                     if self.taps.is_empty() || Instant::now() > patience {

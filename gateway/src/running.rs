@@ -28,7 +28,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::build::{self, Surroundings};
 use crate::chain::{self, StreamTables};
-use crate::clock::{Ages, DurableTime};
+use crate::clock::{Ages, ClockWait, DurableTime, Machine};
 use crate::floor::stopped;
 use crate::ledger;
 use crate::status::{DeviceView, GatewayStatus, LinkView, LookupView, SinkView, StreamView, Views};
@@ -93,6 +93,9 @@ pub struct Running {
     feeds: Arc<Feeds>,
     /// How far time has come in what is durable.
     durable_time: Arc<DurableTime>,
+    /// Whether rows wait for the time of day, and who looks whether they still have to.
+    wait: Arc<ClockWait>,
+    _waiting: AbortOnDropHandle<()>,
     /// The longest age that anything stored may have, in seconds.
     ages_max: Arc<AtomicU64>,
     /// Parts that were asked to end and have not yet.
@@ -124,8 +127,11 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
     if let Some(last) = durable_time.micros() {
         clock.resume(last);
     }
+    let bound = document.gateway.wait_for_clock.duration();
+    let wait = Arc::new(ClockWait::begin(&store, &clock, bound, Machine::read));
+    let waiting = wait.clone().run(clock.clone(), store.clone());
     let mut running = Running {
-        status: Arc::new(GatewayStatus::new(name, clock, store.clone(), recovery)),
+        status: Arc::new(GatewayStatus::new(name, (clock, wait.clone()), store.clone(), recovery)),
         store,
         stream_tables: StreamTables::plan(&document, &sql),
         sql,
@@ -144,6 +150,8 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
         seqs,
         feeds: Arc::default(),
         durable_time: Arc::new(durable_time),
+        wait,
+        _waiting: AbortOnDropHandle::new(tokio::spawn(waiting)),
         ages_max: Arc::default(),
         ending: Vec::new(),
     };
@@ -193,6 +201,7 @@ impl Running {
         let (layout, bytes_max) = (build::layout(&document), document.store.max_bytes.get());
         let laid_out = in_time(self.store.relayout(layout, bytes_max)).await;
         if laid_out.is_ok() {
+            self.wait.set_bound(document.gateway.wait_for_clock.duration());
             self.document = Arc::new(document);
             self.sql = sql;
             self.stream_tables = stream_tables;

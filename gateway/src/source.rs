@@ -230,7 +230,7 @@ impl Source {
             return;
         }
         let mut rows = self.rows.finish();
-        self.batcher.doubt(&mut rows);
+        let stamp = self.batcher.stamp(&mut rows);
         let count = rows.len() as u64;
         let of = |q: Quality| rows.qualities.iter().filter(|x| **x == q).count() as u64;
         let (good, bad) = (of(Quality::Good), of(Quality::Bad));
@@ -239,7 +239,7 @@ impl Source {
             ledger.good += good;
             ledger.bad += bad;
         };
-        let batch = match self.batcher.close(rows) {
+        let batch = match self.batcher.close(rows, stamp) {
             Ok(batch) => batch,
             Err(error) => {
                 tracing::error!(device = self.name, %error, "rows do not fit the table");
@@ -263,7 +263,7 @@ impl Source {
         };
         let mut counts = self.owed.clone();
         counts.push((self.keys.accepted.clone(), count));
-        let arrival = Arrival { batch, counts, ticket };
+        let arrival = Arrival { batch, unset: stamp.unset, counts, ticket };
         let taken = match self.when_busy {
             WhenBusy::Wait => self.pulse.waiting(self.table.send(arrival)).await.is_ok(),
             WhenBusy::Drop => self.table.try_send(arrival).is_ok(),
@@ -299,7 +299,7 @@ impl Source {
         }
         let counts = std::mem::take(&mut self.owed);
         let batch = self.batcher.none();
-        let given = self.table.send(Arrival { batch, counts, ticket: None }).await;
+        let given = self.table.send(Arrival { batch, unset: false, counts, ticket: None }).await;
         if given.is_err() {
             tracing::warn!(device = self.name, "its last refused rows are not counted durably");
         }

@@ -1,5 +1,6 @@
 //! What status and metrics show: read from the running parts each time it is asked for.
 
+mod clock;
 mod hops;
 pub mod store;
 
@@ -16,7 +17,7 @@ use tidegate_engine::{Counts, Lookup};
 use tidegate_web_ui as web;
 use tokio::sync::watch;
 
-use crate::clock::{SharedClock, Trust};
+use crate::clock::{ClockWait, SharedClock, boot_id};
 use crate::lookup::Loads;
 use crate::progress::{Pulse, Watched};
 use crate::pump::{Asked, SinkCounts};
@@ -173,9 +174,12 @@ pub struct GatewayStatus {
     pub started_at: tokio::time::Instant,
     /// The time of day.
     pub clock: SharedClock,
+    /// Whether rows wait for it.
+    pub wait: Arc<ClockWait>,
     /// The store.
     pub store: Store,
     recovery: Recovery,
+    boot_id: Option<String>,
     before: Before,
     views: Mutex<Arc<Views>>,
     config: Mutex<Arc<ConfigView>>,
@@ -191,12 +195,13 @@ impl web::Console for GatewayStatus {
                 name: self.name.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 epoch: self.store.epoch(),
-                boot_id: None,
+                boot_id: self.boot_id.clone(),
                 started: rfc3339(self.started),
                 uptime_s: self.started_at.elapsed().as_secs_f64(),
                 time: rfc3339(now),
                 clock: self.clock.trust().name().to_owned(),
             },
+            clock_wait: clock::wait(&self.wait, &self.store),
             config: config.config.clone(),
             config_problems: config.problems.clone(),
             links: views.links.iter().map(link).collect(),
@@ -204,7 +209,7 @@ impl web::Console for GatewayStatus {
             lookups: views.lookups.iter().map(|l| lookup(l, now)).collect(),
             streams: views.streams.iter().map(|s| self.stream(s, now)).collect(),
             sinks: views.sinks.iter().map(|sink| self.sink(sink, now)).collect(),
-            alarms: clock_alarm(self.clock.trust())
+            alarms: clock::alarm(self.clock.trust(), self.wait.left())
                 .into_iter()
                 .chain(alarms(&store, self.store.stats().failed))
                 .chain(views.lookups.iter().filter_map(lookup_alarm))
@@ -250,15 +255,22 @@ impl web::Console for GatewayStatus {
 
 impl GatewayStatus {
     /// Status of a gateway without parts, whose store was opened with `recovery`.
-    pub fn new(name: &str, clock: SharedClock, store: Store, recovery: Recovery) -> Self {
+    pub fn new(
+        name: &str,
+        (clock, wait): (SharedClock, Arc<ClockWait>),
+        store: Store,
+        recovery: Recovery,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             started: clock.now(),
             started_at: tokio::time::Instant::now(),
             clock,
+            wait,
             before: Before::new(&store),
             store,
             recovery,
+            boot_id: boot_id(),
             views: Mutex::default(),
             config: Mutex::default(),
         }
@@ -350,16 +362,6 @@ pub fn problems(problems: &tidegate_config::Problems) -> Vec<web::ConfigProblem>
             hint: p.hint.clone(),
         })
         .collect()
-}
-
-/// What a person should do about the clock.
-fn clock_alarm(trust: Trust) -> Option<web::Reason> {
-    let reason = match trust {
-        Trust::Certain => return None,
-        Trust::Ahead => "it was set back: until it has caught up, times are ahead of it",
-        Trust::Unknown => "it was not set since power came: times are guesses",
-    };
-    Some(web::Reason { part: "clock".to_owned(), reason: reason.to_owned() })
 }
 
 fn link(link: &LinkView) -> web::LinkStatus {

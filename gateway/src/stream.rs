@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
 use crate::chain::Upstream;
-use crate::clock::{DurableTime, SharedClock};
+use crate::clock::{ClockWait, DurableTime, SharedClock};
 use crate::process::{Losses, Program};
 use crate::route::{Routed, Router, Target, with_reason};
 use crate::supervisor::{Exit, Health, Part};
@@ -119,10 +119,14 @@ pub struct StreamPart {
     pub away: (mpsc::Sender<String>, mpsc::Receiver<String>),
     /// How far time has come in what is durable.
     pub durable_time: Arc<DurableTime>,
+    /// Whether rows wait for the time of day: then the stream does.
+    pub wait: Arc<ClockWait>,
     /// The targets with their conditions planned; made with the SQL's plan.
     pub routers: Routers,
     /// The stream's last look at the clock.
     pub looked: Option<(i64, Instant)>,
+    /// The time at which the logs are read after a start.
+    pub reading: Option<i64>,
 }
 
 /// How a stream's program is reached, and what it gives.
@@ -149,11 +153,15 @@ const CATCH_UP_ROWS: usize = 8192;
 
 impl Part for StreamPart {
     async fn run(&mut self) -> Exit {
-        let mut stream = match self.restore().await {
-            Ok(stream) => stream,
-            Err(error) => return Exit::Failed(error),
+        let worked = if self.clock_is_awaited().await {
+            match self.restore().await {
+                Ok(mut stream) => self.work(&mut stream).await,
+                Err(error) => Err(error),
+            }
+        } else {
+            Ok(())
         };
-        match self.work(&mut stream).await {
+        match worked {
             Ok(()) => {
                 // Its readers' input ends with its own.
                 if let Some(upstream) = &self.upstream {
@@ -174,6 +182,25 @@ impl Part for StreamPart {
 }
 
 impl StreamPart {
+    /// Waits while rows wait for the time of day: whatever clock windows followed meanwhile, they would
+    /// be closed before their rows are there. False where the stream's input ended first.
+    async fn clock_is_awaited(&mut self) -> bool {
+        if !self.wait.is_waiting() {
+            return true;
+        }
+        let progress = self.store.progress(&self.name);
+        let counts = progress.and_then(|progress| Stream::counts_in(&progress.state).ok());
+        self.shown.send_replace(Some(counts.unwrap_or_default()));
+        loop {
+            tokio::select! {
+                () = self.wait.over() => return true,
+                rows = self.queue.recv() => if rows.is_none() {
+                    return false;
+                },
+            }
+        }
+    }
+
     /// Builds the engine's state from the stored progress and the rows after it.
     async fn restore(&mut self) -> Result<Stream, String> {
         self.counts.plans.fetch_add(1, Ordering::Relaxed);
@@ -189,7 +216,7 @@ impl StreamPart {
         // What was told of the program before is no news.
         while self.away.1.try_recv().is_ok() {}
         self.equip(&mut query);
-        self.looked = None;
+        (self.looked, self.reading) = (None, None);
         // All rows that were queued before this commit are readable after it.
         self.commit(Commit { wait: true, ..Commit::default() }, true).await?;
         if self.closes_old {
@@ -203,6 +230,9 @@ impl StreamPart {
         };
         self.counts.before.get_or_init(|| stream.counts());
         self.take_up_log(&stream);
+        // No source falls silent while the rows of another one are read.
+        let begun = self.clock.now();
+        self.reading = Some(begun);
         for table in 0..self.tables.len() {
             let from = stream.progress().replay_from[table];
             self.read_log(&mut stream, table, from, None, false).await?;
@@ -210,6 +240,8 @@ impl StreamPart {
         let mut commit = Commit::default();
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
         self.submit(&mut stream, commit).await?;
+        self.reading = None;
+        stream.forgive(self.clock.now().saturating_sub(begun).max(0));
         Ok(stream)
     }
 
@@ -415,8 +447,10 @@ impl StreamPart {
         event: Event,
         commit: &mut Commit,
     ) -> Result<(), String> {
-        let now = self.clock.now();
-        self.forgive_step(stream, now);
+        let now = self.reading.unwrap_or_else(|| self.clock.now());
+        if self.reading.is_none() {
+            self.forgive_step(stream, now);
+        }
         let before = stream.counts();
         let effects = tokio::select! {
             effects = stream.apply(event, now) => effects.map_err(|e| e.to_string())?,

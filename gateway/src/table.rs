@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
-use tidegate_engine::store::{Commit, LogRows, Store, Ticket};
+use tidegate_engine::store::{Commit, LogRows, Store, Ticket, doubted};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::clock::{DurableTime, SharedClock};
-use crate::ledger::Growth;
+use crate::clock::{ClockWait, DurableTime, SharedClock};
+use crate::ledger::{ClockKeys, Growth};
 use crate::supervisor::{Exit, Part};
 use crate::tap::{Passed, Taps};
 
@@ -22,6 +22,8 @@ use crate::tap::{Passed, Taps};
 pub struct Arrival {
     /// Rows of the table's schema; none where there is only something to count.
     pub batch: RecordBatch,
+    /// They were stamped by the monotonic clock alone, because nobody has set the other yet.
+    pub unset: bool,
     /// Durable counters that grow with these rows.
     pub counts: Vec<Growth>,
     /// Where to send the store's ticket, for a source that waits until its rows are durable.
@@ -107,6 +109,10 @@ pub struct Table {
     pub taps: Arc<Taps>,
     /// How far time has come in what is durable.
     pub durable_time: Arc<DurableTime>,
+    /// Whether rows wait for the time of day.
+    pub wait: Arc<ClockWait>,
+    /// The names of the counters of these.
+    pub clock_keys: ClockKeys,
 }
 
 /// How long a batch that nobody waits for may wait for others: devices that are polled together
@@ -150,7 +156,9 @@ impl Table {
         while rows < GATHER_ROWS
             && let Ok(Some(arrival)) = timeout_at(until, self.arrivals.recv()).await
         {
-            if !small(&arrival) || arrival.batch.schema_ref() != gathered[0].batch.schema_ref() {
+            let alike = arrival.unset == gathered[0].unset
+                && arrival.batch.schema_ref() == gathered[0].batch.schema_ref();
+            if !small(&arrival) || !alike {
                 self.held = Some(arrival);
                 break;
             }
@@ -162,10 +170,11 @@ impl Table {
 
     fn join(&self, gathered: Vec<Arrival>) -> Vec<Arrival> {
         let batches: Vec<&RecordBatch> = gathered.iter().map(|arrival| &arrival.batch).collect();
+        let unset = gathered[0].unset;
         match concat_batches(batches[0].schema_ref(), batches) {
             Ok(batch) => {
                 let counts = gathered.into_iter().flat_map(|arrival| arrival.counts).collect();
-                vec![Arrival { batch, counts, ticket: None }]
+                vec![Arrival { batch, unset, counts, ticket: None }]
             }
             Err(error) => {
                 tracing::warn!(table = &*self.name, %error, "rows are not put together");
@@ -175,26 +184,43 @@ impl Table {
     }
 
     async fn take(&mut self, arrival: Arrival) -> Result<(), String> {
-        let Arrival { batch, mut counts, ticket } = arrival;
+        let Arrival { batch, unset, mut counts, ticket } = arrival;
+        let entry = self.wait.enter().await;
+        let stamped = entry.stamp(batch, unset);
+        let (batch, stamps) = stamped.map_err(|e| format!("rows are not stamped: {e}"))?;
         let (table, position, accepted) = (self.name.clone(), self.next_position, self.clock.now());
-        let rows = LogRows { table, position, accepted, batch: batch.clone() };
-        let rows = if batch.num_rows() > 0 { vec![rows] } else { Vec::new() };
+        let count = batch.num_rows() as u64;
+        let rows = LogRows { table, position, accepted, stamps, batch: batch.clone() };
+        let rows = if count > 0 { vec![rows] } else { Vec::new() };
+        if stamps.is_some() {
+            counts.push((self.clock_keys.waited.clone(), count));
+        }
         counts.extend(self.durable_time.growth(accepted));
         let commit = Commit { wait: ticket.is_some(), rows, counts, ..Commit::default() };
         let durable = self.store.submit(commit).await.map_err(|e| format!("store: {e}"))?;
-        self.next_position += batch.num_rows() as u64;
+        self.next_position += count;
+        if stamps.is_some() {
+            entry.note(&self.name, count);
+        }
+        let waits = entry.is_waiting();
+        drop(entry);
         if let Some(ticket) = ticket {
             // A source that is gone will be sent its rows again.
             drop(ticket.send(durable));
         }
-        if batch.num_rows() == 0 {
+        if count == 0 {
             return Ok(());
         }
         self.taps.offer(&self.name, || Passed {
             first: position,
-            batch: batch.clone(),
+            // Who looks sees the time that the row has so far.
+            batch: stamps.and_then(|_| doubted(&batch).ok()).unwrap_or_else(|| batch.clone()),
             quality: None,
         });
+        if waits {
+            // Streams find it in the log, in its place.
+            return Ok(());
+        }
         self.readers.send(|table| Positioned { table, position, batch: batch.clone() }).await;
         Ok(())
     }

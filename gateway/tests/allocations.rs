@@ -16,7 +16,7 @@ use arrow::array::{ArrayRef, Float32Array, StringArray, TimestampMicrosecondArra
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::record_batch::RecordBatch;
 use tidegate::batch::Batcher;
-use tidegate::clock::ManualClock;
+use tidegate::clock::{ManualClock, SharedClock};
 use tidegate_drivers::bus;
 use tidegate_drivers::south::modbus::{Bus, ModbusDevice, ModbusSouth};
 use tidegate_drivers::table::Value;
@@ -132,8 +132,8 @@ fn of_a_cycle(points: usize) -> u64 {
         let mut south = ModbusSouth::new("unit", device, handle).unwrap();
         let arrays = ArrayPool::default();
         let mut rows = TableBuilder::sharing(south.shared_points(), false, arrays);
-        let clock = Arc::new(ManualClock::at(0));
-        let mut batcher = Batcher::new("unit", schema(points), false, clock, 0);
+        let clocks = (Arc::new(ManualClock::at(0)) as SharedClock, Arc::default());
+        let mut batcher = Batcher::new("unit", schema(points), false, clocks, 0);
         let mut held = VecDeque::with_capacity(HELD + 1);
         let mut before = 0;
         for cycle in 0..CYCLES + WARM {
@@ -143,7 +143,9 @@ fn of_a_cycle(points: usize) -> u64 {
             while rows.is_empty() {
                 south.read(&mut rows).await.unwrap();
             }
-            let batch = batcher.close(rows.finish()).unwrap();
+            let mut finished = rows.finish();
+            let stamp = batcher.stamp(&mut finished);
+            let batch = batcher.close(finished, stamp).unwrap();
             assert_eq!((batch.num_rows(), batch.column(4).null_count()), (1, 0));
             held.push_back(batch);
             if held.len() > HELD {

@@ -6,12 +6,10 @@
 //! the same id as with a clock that is right, is in exactly one window, no window comes twice, and
 //! nothing that waits is given up.
 
-use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use crate::harness::clock::{in_1970, micros_now, set, start};
 use crate::harness::gateway::{Gateway, count, head, part};
 use crate::harness::records::{Record, assert_contiguous, of_stream};
-use crate::harness::{Scratch, command, free_port, secs, tidegate, wait_until};
+use crate::harness::{Scratch, free_port, secs, wait_until};
 
 const ROWS: i64 = 250;
 
@@ -25,12 +23,12 @@ struct Clock {
 }
 
 fn now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-    i64::try_from(since.as_secs()).expect("a time")
+    micros_now() / 1_000_000
 }
 
 fn config(scratch: &Scratch, dead: u16) -> String {
-    let head = head(scratch);
+    // Rows do not wait for the clock here: it may be set at once, or never.
+    let head = head(scratch).replace("name: test", "name: test, wait_for_clock: 0s");
     format!(
         r#"{head}
 devices:
@@ -59,41 +57,10 @@ struct Run {
     steps: usize,
 }
 
-/// The library of Debian's package `faketime`.
-fn library() -> PathBuf {
-    let lib = Path::new("/usr/lib");
-    let folders = std::fs::read_dir(lib).expect("/usr/lib").filter_map(Result::ok);
-    let found = folders.map(|entry| entry.path().join("faketime/libfaketime.so.1"));
-    found
-        .chain([lib.join("faketime/libfaketime.so.1")])
-        .find(|path| path.is_file())
-        .expect("libfaketime is not installed: `make setup` installs it")
-}
-
-/// Puts a clock off: whole at any instant, because the library reads the file at each call.
-fn set(scratch: &Scratch, off: i64) {
-    let new = scratch.file("clock.new", format!("{off:+}\n"));
-    std::fs::rename(new, scratch.join("clock")).expect("a file of the test");
-}
-
-fn start(scratch: &Scratch, off: i64) -> Gateway {
-    set(scratch, off);
-    let path = scratch.file("tidegate.yaml", config(scratch, free_port()));
-    let (library, file) = (library(), scratch.join("clock"));
-    let environment = [
-        ("LD_PRELOAD", library.to_str().expect("a path")),
-        ("FAKETIME_TIMESTAMP_FILE", file.to_str().expect("a path")),
-        ("FAKETIME_NO_CACHE", "1"),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-        ("DONT_FAKE_MONOTONIC", "1"),
-    ];
-    Gateway::start_by(scratch, command(tidegate()), &path, &environment)
-}
-
 impl Run {
     fn new(clock: Clock) -> Self {
         let scratch = Scratch::new("clock");
-        let gateway = start(&scratch, clock.off[0]);
+        let gateway = start(&scratch, &config(&scratch, free_port()), clock.off[0]);
         Self { clock, scratch, gateway, steps: 0 }
     }
 
@@ -142,11 +109,10 @@ fn assert_windows(name: &str, printed: &[Record], runs: i64) {
 
 #[test]
 fn f11_the_output_is_that_of_a_clock_that_is_right() {
-    let in_1970 = 100 - now();
     let past_2038 = BEFORE_2038 - now();
     let clocks = [
         Clock { name: "right", off: [0, 0, 0] },
-        Clock { name: "1970, then set", off: [in_1970, 0, 0] },
+        Clock { name: "1970, then set", off: [in_1970(), 0, 0] },
         Clock { name: "an hour back, and forward", off: [0, -3_600, 0] },
         Clock { name: "an hour forward, and back", off: [0, 3_600, 0] },
         Clock { name: "past 2038", off: [past_2038; 3] },
@@ -176,8 +142,8 @@ fn f11_a_start_in_1970_goes_on_behind_what_is_stored() {
     wait_until("all rows of the first run", secs(60), || run.look(ROWS));
     assert_eq!(run.gateway.stop().code, Some(0));
     // The power was off for a while, and the clock has no battery.
-    run.clock = Clock { name: "1970", off: [100 - now(), 100 - now(), 60] };
-    run.gateway = start(&run.scratch, run.clock.off[0]);
+    run.clock = Clock { name: "1970", off: [in_1970(), in_1970(), 60] };
+    run.gateway = start(&run.scratch, &config(&run.scratch, free_port()), run.clock.off[0]);
     run.steps = 2;
     let status = run.gateway.wait_status("rows without a clock", secs(30), |status| {
         let accepted = count(status, "streams", "rows", "accepted");

@@ -11,6 +11,7 @@ use std::pin::Pin;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::ClockWait;
 use crate::ledger::Ledger;
 use crate::store::{SinkLanes, StoreStatus};
 
@@ -100,6 +101,8 @@ pub struct LogLevelsWanted {
 pub struct Status {
     /// The process.
     pub gateway: GatewayStatus,
+    /// Rows that were accepted before the clock was set.
+    pub clock_wait: ClockWait,
     /// Which configuration runs.
     pub config: ConfigStatus,
     /// Warnings of the configuration that runs, or all problems of one that was refused since.

@@ -6,6 +6,7 @@
 //! [`Console`] from the running parts.
 
 mod api;
+mod clock;
 mod console;
 mod exposition;
 mod guard;
@@ -18,6 +19,7 @@ mod store;
 mod streams;
 
 pub use api::{control_router, router};
+pub use clock::{ClockTable, ClockWait};
 pub use console::{
     Answer, Applied, ApplyOutcome, ConfigChange, ConfigOrigin, ConfigProblem, ConfigStatus,
     Console, Control, DeviceStatus, GatewayStatus, LinkStatus, LogLevels, LogLevelsWanted,

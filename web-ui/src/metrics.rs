@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::clock;
 use crate::console::{Readiness, Status};
 use crate::exposition::{Float, Page};
 
@@ -13,6 +14,7 @@ use crate::exposition::{Float, Page};
 pub fn render(status: &Status, readiness: &Readiness) -> String {
     let mut page = Page::default();
     gateway(&mut page, status, readiness);
+    clock::render(&mut page, &status.clock_wait);
     links(&mut page, status);
     devices(&mut page, status);
     lookups(&mut page, status);

@@ -82,6 +82,11 @@ pub struct Gateway {
     /// Where the gateway stands, for people.
     #[serde(default)]
     pub location: Option<String>,
+    /// How long rows wait for the clock to be set, where it was not when the gateway started: their
+    /// times are then put right. Later than that, or at once with `0s`, they go on as they are, with
+    /// quality `uncertain`.
+    #[serde(default = "default_wait_for_clock")]
+    pub wait_for_clock: Span,
     /// How long an orderly stop may take.
     #[serde(default = "default_shutdown_grace")]
     pub shutdown_grace: Span,
@@ -191,6 +196,10 @@ impl Default for Limits {
 
 fn default_shutdown_grace() -> Span {
     Span::from_secs(5)
+}
+
+fn default_wait_for_clock() -> Span {
+    Span::from_secs(600)
 }
 
 fn default_store_path() -> String {

@@ -95,7 +95,8 @@ async fn commit(
     let first = second * devices;
     for device in 0..devices {
         let batch = batch(schema, &format!("unit_{device}"), first + device, 1)?;
-        let rows = LogRows { table: "rows".into(), position: first + device, accepted: 0, batch };
+        let (table, position) = ("rows".into(), first + device);
+        let rows = LogRows { table, position, accepted: 0, stamps: None, batch };
         drop(store.submit(Commit { rows: vec![rows], ..Commit::default() }).await?);
     }
     let end = first + devices;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::time::Instant;
 
-use super::{Clock, SharedClock, SystemClock, Trust};
+use super::{Clock, Moment, SharedClock, SystemClock, Trust};
 use crate::ledger::Growth;
 
 /// 2026-11-01T00:00:00Z: no gateway with this program ran before.
@@ -42,6 +42,9 @@ struct State {
     read: Instant,
     time: i64,
     trust: Trust,
+    unset: bool,
+    /// By how much the time moved when the clock was set for the first time.
+    first_set: Option<i64>,
 }
 
 /// What one reading gives.
@@ -63,16 +66,25 @@ impl SteadyClock {
     pub fn over(wall: SharedClock) -> Self {
         let now = wall.now();
         let trust = if now < EARLIEST { Trust::Unknown } else { Trust::Certain };
-        let state = State { read: Instant::now(), time: now.max(EARLIEST), trust };
+        let (time, unset) = (now.max(EARLIEST), trust == Trust::Unknown);
+        let state = State { read: Instant::now(), time, trust, unset, first_set: None };
         Self { wall, state: Mutex::new(state) }
     }
 
-    fn read(&self) -> (i64, Trust) {
-        let (now, wall) = (Instant::now(), self.wall.now());
+    fn read(&self) -> Moment {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (now, wall) = (Instant::now(), self.wall.now());
         let elapsed = now.saturating_duration_since(state.read);
         let elapsed = i64::try_from(elapsed.as_micros()).unwrap_or(i64::MAX);
-        let next = reading(state.time, elapsed, wall);
+        let went_on = state.time.saturating_add(elapsed);
+        let is_set = state.trust == Trust::Unknown && wall >= EARLIEST;
+        // What has passed without a clock is not lived through again more slowly.
+        let (from, since) = if is_set { (went_on, 0) } else { (state.time, elapsed) };
+        let next = reading(from, since, wall);
+        if is_set && state.unset {
+            state.unset = false;
+            state.first_set = Some(next.time.saturating_sub(went_on));
+        }
         if let Some(back) = next.back {
             tracing::warn!(by_s = back / 1_000_000, "the clock was set back, and is followed");
         }
@@ -80,10 +92,13 @@ impl SteadyClock {
             tracing::info!(was = state.trust.name(), is = next.trust.name(), "the clock");
         }
         state.trust = next.trust;
-        if elapsed >= READING_MIN || next.back.is_some() {
+        // Without a clock all readings count from the same one, so that the time is ahead of the
+        // monotonic clock by the same for all rows.
+        let counts = next.trust != Trust::Unknown && elapsed >= READING_MIN;
+        if counts || is_set || next.back.is_some() {
             (state.read, state.time) = (now, next.time);
         }
-        (next.time, next.trust)
+        Moment { time: next.time, trust: next.trust, unset: state.unset }
     }
 }
 
@@ -95,15 +110,23 @@ impl Default for SteadyClock {
 
 impl Clock for SteadyClock {
     fn now(&self) -> i64 {
-        self.read().0
+        self.read().time
     }
 
     fn trust(&self) -> Trust {
-        self.read().1
+        self.read().trust
+    }
+
+    fn moment(&self) -> Moment {
+        self.read()
+    }
+
+    fn first_set(&self) -> Option<i64> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).first_set
     }
 
     fn resume(&self, last: i64) {
-        let (now, trust) = self.read();
+        let Moment { time: now, trust, .. } = self.read();
         let ahead = last.saturating_sub(now);
         if ahead <= 0 {
             return;
@@ -116,7 +139,8 @@ impl Clock for SteadyClock {
             let by_s = ahead / 1_000_000;
             tracing::warn!(by_s, "the clock is behind the store: time goes on there");
         }
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).time = last;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.read, state.time) = (Instant::now(), last);
     }
 }
 
@@ -241,6 +265,43 @@ mod tests {
         // Without a store, time begins when this program was made.
         let (clock, _) = clocks(0);
         assert_eq!(clock.now(), EARLIEST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f11_without_a_clock_the_time_is_ahead_of_the_monotonic_one_by_the_same() {
+        let (clock, wall) = clocks(17 * SECOND);
+        clock.resume(DECEMBER);
+        for _ in 0..10_000 {
+            // Of each reading half a microsecond is left out.
+            tokio::time::advance(Duration::from_nanos(1_000_500)).await;
+            clock.now();
+        }
+        let now = DECEMBER + 10_005_000;
+        assert_eq!(clock.moment(), Moment { time: now, trust: Trust::Unknown, unset: true });
+        assert_eq!(clock.first_set(), None);
+        wall.set(now + HOUR);
+        let set = Moment { time: now + HOUR, trust: Trust::Certain, unset: false };
+        assert_eq!((clock.moment(), clock.first_set()), (set, Some(HOUR)));
+        // Lost and set again, it is not set for the first time.
+        wall.set(17 * SECOND);
+        assert_eq!(clock.moment(), Moment { trust: Trust::Unknown, ..set });
+        wall.set(now + 2 * HOUR);
+        assert_eq!((clock.moment().unset, clock.first_set()), (false, Some(HOUR)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f11_a_clock_that_is_set_behind_the_store_takes_no_time_back() {
+        let (clock, wall) = clocks(17 * SECOND);
+        clock.resume(DECEMBER);
+        tokio::time::advance(Duration::from_mins(10)).await;
+        wall.set(DECEMBER + 300 * SECOND);
+        let ahead = Moment { time: DECEMBER + 600 * SECOND, trust: Trust::Ahead, unset: false };
+        assert_eq!((clock.moment(), clock.first_set()), (ahead, Some(0)));
+        // A clock of two hours before is another matter: what was stored was wrong.
+        let (clock, wall) = clocks(17 * SECOND);
+        clock.resume(DECEMBER);
+        wall.set(DECEMBER - 2 * HOUR);
+        assert_eq!((clock.now(), clock.first_set()), (DECEMBER - 2 * HOUR, Some(-2 * HOUR)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -27,7 +27,7 @@ pub(super) async fn log(
     table: &str,
     from: u64,
 ) -> Result<Option<Exported>, Refusal> {
-    let rows = store.read_log(table, from, ROWS_MAX).await.map_err(|e| refusal(&e))?;
+    let rows = store.read_whole_log(table, from, ROWS_MAX).await.map_err(|e| refusal(&e))?;
     let Some((position, last)) = rows.last() else {
         return Ok(None);
     };

@@ -20,7 +20,7 @@ use super::{Running, TableEnds};
 use crate::batch::Batcher;
 use crate::build::{self, LinkPart};
 use crate::chain::Upstream;
-use crate::ledger::{self, SourceKeys};
+use crate::ledger::{self, ClockKeys, SourceKeys};
 use crate::lookup::{Loads, LookupPart, lookup_copy};
 use crate::process::Losses;
 use crate::progress::Pulse;
@@ -93,8 +93,10 @@ impl Running {
             losses: Losses::default(),
             away: mpsc::channel(1),
             durable_time: self.durable_time.clone(),
+            wait: self.wait.clone(),
             routers: Routers::default(),
             looked: None,
+            reading: None,
         };
         let view = StreamView { counts, ..self.stream_view(stream, health.clone(), engine) };
         let stop = CancellationToken::new();
@@ -215,6 +217,8 @@ impl Running {
             clock: self.around.clock.clone(),
             taps: self.taps.clone(),
             durable_time: self.durable_time.clone(),
+            wait: self.wait.clone(),
+            clock_keys: ClockKeys::new(&table.name),
         };
         let (health, stop) = (Arc::new(Health::default()), CancellationToken::new());
         let task = run(&Handle::current(), "table", &table.name, &health, &stop, part);
@@ -265,7 +269,7 @@ impl Running {
                 return Worker { wish, ends: view, stop, task: None };
             }
         };
-        let clock = self.around.clock.clone();
+        let clocks = (self.around.clock.clone(), self.wait.clone());
         // Polled devices share a thread, and so the arrays that are used again.
         let (crew, arrays) = match device.driver {
             DeviceDriver::Modbus(_) => (self.around.crews.poll.clone(), self.arrays.clone()),
@@ -277,7 +281,7 @@ impl Running {
         let part = Source {
             rows: TableBuilder::sharing(south.shared_points(), device.point_quality, arrays),
             south,
-            batcher: Batcher::new(device.name.as_str(), columns.clone(), feed, clock, first_seq),
+            batcher: Batcher::new(device.name.as_str(), columns.clone(), feed, clocks, first_seq),
             name: name.clone(),
             table: arrivals.clone(),
             when_busy: build::when_busy(device),

@@ -74,7 +74,7 @@ fn source(most: u32, first_seq: u64, table: mpsc::Sender<Arrival>) -> Source {
     Source {
         name: "press".to_owned(),
         rows: TableBuilder::new(&points, false),
-        batcher: Batcher::new("press", schema(), false, clock, first_seq),
+        batcher: Batcher::new("press", schema(), false, (clock, Arc::default()), first_seq),
         south: Box::new(Counting { points, given: 0, most }),
         table,
         when_busy: WhenBusy::Drop,

@@ -19,6 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) mod broker;
 pub(crate) mod calls;
+pub(crate) mod clock;
 pub(crate) mod disk;
 pub(crate) mod driver;
 pub(crate) mod gate;

@@ -149,6 +149,7 @@ fn commit(number: u64, rows: u64) -> Result<Commit, Failure> {
             table: table.clone(),
             position: first,
             accepted: 0,
+            stamps: None,
             batch: batch(first, rows)?,
         }],
         outbox: [TAKEN, REFUSED].map(|sink| results(sink, number, first, rows)).into(),
@@ -160,6 +161,7 @@ fn commit(number: u64, rows: u64) -> Result<Commit, Failure> {
             states: states(number),
         }),
         counts: vec![],
+        boot: None,
     })
 }
 

@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_web_ui::{
-    Answer, Applied, ApplyOutcome, ConfigProblem, ConfigStatus, Console, Control, DeviceStatus,
-    GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted, LookupStatus, PartState,
-    Readiness, Reason, RowsByQuality, SinkHop, SinkLanes, SinkStatus, SourceHop, Status,
-    StoreStatus, StreamHop, StreamStatus,
+    Answer, Applied, ApplyOutcome, ClockTable, ClockWait, ConfigProblem, ConfigStatus, Console,
+    Control, DeviceStatus, GatewayStatus, Ledger, LinkStatus, LogLevels, LogLevelsWanted,
+    LookupStatus, PartState, Readiness, Reason, RowsByQuality, SinkHop, SinkLanes, SinkStatus,
+    SourceHop, Status, StoreStatus, StreamHop, StreamStatus,
 };
 
 /// A sink's name with all that a label value must escape.
@@ -81,6 +81,11 @@ pub(crate) fn status() -> Status {
             uptime_s: 86400.5,
             time: "2026-11-03T07:00:00.500000Z".into(),
             clock: "certain".into(),
+        },
+        clock_wait: ClockWait {
+            left_s: Some(90.5),
+            rebased_by_s: None,
+            tables: vec![ClockTable { table: "press".into(), waiting: 7, rebased: 30, doubted: 2 }],
         },
         config: ConfigStatus { revision: "c0ffee".into(), ..ConfigStatus::default() },
         config_problems: vec![ConfigProblem {

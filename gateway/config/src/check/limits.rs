@@ -19,6 +19,8 @@ const COMMIT_EVERY_MAX: Span = Span::from_secs(60);
 const SQL_TIME_MAX: Span = Span::from_secs(600);
 /// Longest time that an orderly stop may take: systemd kills after 90 s.
 const GRACE_MAX: Span = Span::from_secs(80);
+/// The longest wait for a clock.
+const WAIT_FOR_CLOCK_MAX: Span = Span::from_secs(86_400);
 
 impl Checker<'_> {
     pub(super) fn sections(&mut self) {
@@ -53,6 +55,13 @@ impl Checker<'_> {
             let message = format!("an orderly stop within {grace} is not possible");
             let hint = format!("write a time from 1s to {GRACE_MAX}; systemd kills after 90s");
             let path = path_of("gateway").then("shutdown_grace");
+            self.say(Code::SpanRange, &path, message, Some(&hint));
+        }
+        let wait = self.document.gateway.wait_for_clock;
+        if wait > WAIT_FOR_CLOCK_MAX {
+            let message = format!("no result for {wait} after a start is no use");
+            let hint = format!("write a time of up to {WAIT_FOR_CLOCK_MAX}, or 0s not to wait");
+            let path = path_of("gateway").then("wait_for_clock");
             self.say(Code::SpanRange, &path, message, Some(&hint));
         }
     }

@@ -126,6 +126,10 @@ fn bounds_of_sections() {
         "version: 1\ngateway: { name: g, shutdown_grace: 0s }\n",
         &[("E0406", 2, 37, "from 1s to 80s")],
     );
+    expect(
+        "version: 1\ngateway: { name: g, wait_for_clock: 25h }\n",
+        &[("E0406", 2, 37, "up to 1d, or 0s not to wait")],
+    );
 }
 
 #[test]

@@ -51,6 +51,7 @@ fn origins_requests_and_times_are_shown() {
     for line in [
         "version: 1 # t.yaml:1",
         "location: \"${SITE}\" # t.yaml:2",
+        "wait_for_clock: 10m # default",
         "shutdown_grace: 5s # default",
         "max_bytes: 512MiB # default",
         "host: ${HOST} # t.yaml:7",

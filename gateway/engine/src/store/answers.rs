@@ -73,13 +73,8 @@ impl Committer {
                 self.shared.show(self.figures());
                 answer(reply, found.map_err(|trouble| self.unreadable(&trouble)));
             }
-            Ask::Log { table, from, max_rows, reply } => {
-                let none = log::Schemas::new();
-                let schemas = self.state.schemas.get(&table).unwrap_or(&none);
-                let rows = match self.state.tables.get(&table) {
-                    Some(log) => log::read(&mut self.book, &table, log, schemas, from, max_rows),
-                    None => vec![],
-                };
+            Ask::Log { table, wanted, reply } => {
+                let rows = log::read(&mut self.book, &table, &self.state, wanted);
                 self.shared.show(self.figures());
                 answer(reply, Ok(rows));
             }

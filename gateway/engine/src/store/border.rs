@@ -14,6 +14,8 @@ use arrow::record_batch::RecordBatch;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
+use super::stamps::{BootTime, Stamps};
+
 /// How a store is opened. The bounds have names because each of them is a setting.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
@@ -133,6 +135,9 @@ pub struct Commit {
     pub progress: Option<StreamProgress>,
     /// Durable counters and how much each of them grows with this commit.
     pub counts: Vec<(Arc<str>, u64)>,
+    /// What is known from now on of a start of the machine: see [`Stamps`]. The first decision counts,
+    /// for the rows of all tables.
+    pub boot: Option<(u128, BootTime)>,
 }
 
 /// Accepted rows of one table.
@@ -144,6 +149,9 @@ pub struct LogRows {
     pub position: u64,
     /// When the rows were accepted, for the table's history.
     pub accepted: i64,
+    /// By which clock they were stamped, where that does not tell the time of day: they are not read
+    /// until [`Commit::boot`] says what becomes of them. `None` for all others.
+    pub stamps: Option<Stamps>,
     /// The rows, with every column of the table.
     pub batch: RecordBatch,
 }

@@ -13,6 +13,7 @@ use super::files::{RESERVE, Records, write};
 use super::format::{Kind, Reader, key, seal};
 use super::record::encode_progress;
 use super::rows::encode_schema;
+use super::stamps::Boots;
 use super::state::State;
 use super::states;
 
@@ -151,6 +152,9 @@ fn put_state(records: &mut Records<'_>, state: &State) -> Result<(), Trouble> {
     }
     for (name, count) in &state.counts {
         put(records, Kind::Count, name, *count, &[])?;
+    }
+    if state.boots != Boots::default() {
+        put(records, Kind::Boots, "", 0, &state.boots.encode())?;
     }
     for (table, schemas) in &state.schemas {
         for (number, schema) in schemas {

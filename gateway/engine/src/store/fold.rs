@@ -16,6 +16,7 @@ use super::damage::Trouble;
 use super::format::{CHUNK_BYTES, decode_outbox, encode_outbox, key, put_entry};
 use super::log::{self, Schemas};
 use super::record::SinkState;
+use super::stamps::Stamps;
 use super::state::State;
 
 /// Bytes that are folded in one go: what folding holds in memory.
@@ -217,41 +218,44 @@ fn fold_log(
     old: &[Piece],
     fold: &mut Fold,
 ) -> Result<(), Trouble> {
-    let mut batches: Vec<(Piece, RecordBatch)> = Vec::new();
+    let mut batches: Vec<Rows> = Vec::new();
     let mut bytes = 0;
     for piece in old.iter().filter(|piece| piece.end() > start) {
         let body = book.body(Side::Log, name, piece);
-        let Some(batch) = body.and_then(|body| log::decode(schemas, &body)) else {
+        let Some((stamps, batch)) = body.and_then(|body| log::decode(schemas, &body)) else {
             continue;
         };
-        let follows = batches.last().is_none_or(|(last, rows)| {
-            last.end() == piece.first && rows.schema() == batch.schema()
+        let follows = batches.last().is_none_or(|(last, by, rows)| {
+            last.end() == piece.first && *by == stamps && rows.schema() == batch.schema()
         });
         if !follows || bytes >= LOG_PIECE_BYTES {
             put_batches(name, schemas, &mut batches, fold)?;
             bytes = 0;
         }
         bytes += usize::try_from(piece.length).unwrap_or(0);
-        batches.push((*piece, batch));
+        batches.push((*piece, stamps, batch));
     }
     put_batches(name, schemas, &mut batches, fold)
 }
 
+/// Rows of a piece as they were stamped, and by which clock.
+type Rows = (Piece, Option<Stamps>, RecordBatch);
+
 fn put_batches(
     name: &str,
     schemas: &Schemas,
-    batches: &mut Vec<(Piece, RecordBatch)>,
+    batches: &mut Vec<Rows>,
     fold: &mut Fold,
 ) -> Result<(), Trouble> {
-    let Some((piece, first)) = batches.first() else {
+    let Some((piece, stamps, first)) = batches.first() else {
         return Ok(());
     };
     let schema = first.schema();
     let number = schemas.iter().find(|(_, known)| *known == schema).map_or(0, |(n, _)| *n);
-    let accepted = batches.iter().map(|(piece, _)| piece.created).max().unwrap_or(0);
-    let rows: Vec<&RecordBatch> = batches.iter().map(|(_, batch)| batch).collect();
+    let accepted = batches.iter().map(|(piece, ..)| piece.created).max().unwrap_or(0);
+    let rows: Vec<&RecordBatch> = batches.iter().map(|(.., batch)| batch).collect();
     let mut body = Vec::new();
-    log::encode(&mut body, accepted, number, &rows)?;
+    log::encode(&mut body, accepted, number, *stamps, &rows)?;
     let count = rows.iter().map(|batch| batch.num_rows()).sum();
     fold.add(Side::Log, name, piece.first, count, accepted, &body);
     batches.clear();

@@ -50,11 +50,13 @@ pub(super) enum Kind {
     State = b'M',
     /// States that are no more: the body is their keys.
     StatesGone = b'N',
+    /// What is known of the times of the machine's starts.
+    Boots = b'O',
 }
 
 impl Kind {
     /// Every kind, in the order of the keys.
-    pub(super) const ALL: [Kind; 14] = [
+    pub(super) const ALL: [Kind; 15] = [
         Kind::Meta,
         Kind::Sink,
         Kind::Table,
@@ -69,6 +71,7 @@ impl Kind {
         Kind::Forgotten,
         Kind::State,
         Kind::StatesGone,
+        Kind::Boots,
     ];
 }
 

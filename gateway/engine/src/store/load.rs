@@ -11,6 +11,7 @@ use super::files::{records, write};
 use super::format::{FORMAT, FORMAT_REDB_ALONE, Kind, SEAL_BYTES, key, seal_of, split_key, unseal};
 use super::record::{Meta, SinkState, TableState, decode_progress};
 use super::rows::decode_schema;
+use super::stamps::Boots;
 use super::state::State;
 use super::states::{self, Kept};
 
@@ -69,6 +70,7 @@ impl Loaded {
             Kind::Count => {
                 state.counts.insert(name, position);
             }
+            Kind::Boots => state.boots = Boots::decode(body)?,
             Kind::LogPiece => self.pieces.push((Side::Log, name, decode_piece(position, body)?)),
             Kind::OutboxPiece => {
                 self.pieces.push((Side::Outbox, name, decode_piece(position, body)?));
@@ -101,7 +103,7 @@ pub(super) fn load(tree: &Database) -> Result<Loaded, Trouble> {
     }
     // From meta up to the rows of format 1, and from the dead letters on.
     let kinds: &[_] =
-        if is_old { &[(b'A', b'F'), (b'H', b'I')] } else { &[(b'A', Kind::StatesGone as u8 + 1)] };
+        if is_old { &[(b'A', b'F'), (b'H', b'I')] } else { &[(b'A', Kind::Boots as u8 + 1)] };
     for (low, high) in kinds {
         let range = *low..*high;
         for_each(&records, range, |key, value| {

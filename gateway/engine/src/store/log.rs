@@ -16,7 +16,9 @@ use super::border::LogRows;
 use super::damage::Trouble;
 use super::format::Kind;
 use super::record::TableState;
-use super::rows::{decode_rows, encode_rows, encode_schema, row_count};
+use super::rows::{decode_rows, encode_rows, encode_schema, row_count, stamps_of};
+use super::stamps::{Stamps, doubted};
+use super::state::State;
 
 /// The schemas of one table that its stored rows may have, by number: the position of the first row
 /// that had it, so that no number is given twice even where a schema was lost.
@@ -40,10 +42,11 @@ pub(super) fn encode<B: Borrow<RecordBatch>>(
     out: &mut Vec<u8>,
     accepted: i64,
     number: u64,
+    stamps: Option<Stamps>,
     rows: &[B],
 ) -> Result<(), Trouble> {
     out.extend_from_slice(&accepted.to_le_bytes());
-    encode_rows(out, number, rows).map_err(|error| refused(&error))
+    encode_rows(out, number, stamps, rows).map_err(|error| refused(&error))
 }
 
 /// The moment of acceptance, and the rows as `rows` encodes them.
@@ -63,7 +66,8 @@ pub(super) fn append(
 ) -> Result<(), Trouble> {
     let is_large = |part: &&LogRows| part.batch.num_rows() >= LARGE_ROWS;
     let joins = |a: &&LogRows, b: &&LogRows| {
-        !is_large(a) && !is_large(b) && a.batch.schema_ref() == b.batch.schema_ref()
+        let alike = a.stamps == b.stamps && a.batch.schema_ref() == b.batch.schema_ref();
+        !is_large(a) && !is_large(b) && alike
     };
     for run in parts.chunk_by(joins) {
         let batches: Vec<Cow<'_, RecordBatch>> = run
@@ -86,7 +90,8 @@ pub(super) fn append(
             let number = schema_number(book, table, state, schemas, &schema, position)?;
             let accepted = run.iter().map(|part| part.accepted).max().unwrap_or(0);
             let count = u32::try_from(rows).unwrap_or(u32::MAX);
-            let write = |out: &mut Vec<u8>| encode(out, accepted, number, &batches);
+            let stamps = run.first().and_then(|part| part.stamps);
+            let write = |out: &mut Vec<u8>| encode(out, accepted, number, stamps, &batches);
             state.bytes += book.push_with(Side::Log, table, (position, count), accepted, write)?;
             if state.start == state.end {
                 state.start = position;
@@ -157,15 +162,28 @@ pub(super) fn drop_oldest(book: &mut Book, table: &str, state: &mut TableState) 
     true
 }
 
-/// Reads stored rows from `from` on: whole pieces until `max_rows` are reached.
+/// What is to be read of a log.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) from: u64,
+    pub(super) max_rows: usize,
+    /// Rows that wait for their time as well, doubted.
+    pub(super) waiting: bool,
+}
+
+/// Reads stored rows: whole pieces until `max_rows` are reached, or rows wait for their time.
 pub(super) fn read(
     book: &mut Book,
     table: &str,
-    state: &TableState,
-    schemas: &Schemas,
-    from: u64,
-    max_rows: usize,
+    state: &State,
+    wanted: Wanted,
 ) -> Vec<(u64, RecordBatch)> {
+    let Wanted { from, max_rows, waiting } = wanted;
+    let (none, boots) = (Schemas::new(), &state.boots);
+    let schemas = state.schemas.get(table).unwrap_or(&none);
+    let Some(state) = state.tables.get(table) else {
+        return Vec::new();
+    };
     let mut expected = from.max(state.start);
     let (mut found, mut rows): (Vec<(u64, RecordBatch)>, usize) = (Vec::new(), 0);
     let start = book.logs.get(table).map_or(0, |queue| queue.index_of(expected));
@@ -176,9 +194,15 @@ pub(super) fn read(
         let piece = book.logs.get(table).and_then(|queue| queue.pieces.get(index)).copied();
         let Some(piece) = piece else { break };
         let body = book.body(Side::Log, table, &piece);
-        let Some(batch) = body.and_then(|body| decode(schemas, &body)) else {
+        let Some((stamps, batch)) = body.and_then(|body| decode(schemas, &body)) else {
             continue;
         };
+        let seen = match boots.view(stamps, batch.clone()) {
+            Some(seen) => seen,
+            None if waiting => doubted(&batch),
+            None => return found,
+        };
+        let Ok(batch) = seen else { continue };
         if piece.first > expected {
             book.damage.gap(Kind::Log, table, expected, piece.first);
         }
@@ -195,12 +219,12 @@ pub(super) fn read(
     found
 }
 
-/// Rows from a piece's body.
-pub(super) fn decode(schemas: &Schemas, body: &[u8]) -> Option<RecordBatch> {
+/// Rows from a piece's body as they were stamped, and by which clock where that says no time of day.
+pub(super) fn decode(schemas: &Schemas, body: &[u8]) -> Option<(Option<Stamps>, RecordBatch)> {
     let (_, rows) = split_body(body)?;
     let (number, _) = row_count(rows)?;
     let (_, schema) = schemas.iter().find(|(known, _)| *known == number)?;
-    decode_rows(schema, rows)
+    Some((stamps_of(rows), decode_rows(schema, rows)?))
 }
 
 /// The state of a log as its pieces tell it, where its own record is lost; `passed` is the highest

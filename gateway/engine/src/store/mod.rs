@@ -34,6 +34,7 @@ mod ring;
 mod room;
 mod rows;
 mod shelf;
+mod stamps;
 mod state;
 mod states;
 mod transaction;
@@ -51,6 +52,8 @@ pub use border::{
     StreamProgress, TableContents, TableLayout, Ticket, Verified, WhenFull,
 };
 
+pub use stamps::{BootTime, LATEST, Stamps, doubted, moved};
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -62,6 +65,7 @@ use tokio::sync::oneshot;
 use committer::Committer;
 use disk::{Disk, Folder};
 use inbox::Shared;
+use log::Wanted;
 use work::{Ask, Order, Reply, What};
 use writer::Writer;
 
@@ -185,15 +189,32 @@ impl Store {
 
     /// Reads durable log rows from position `from` on: batches with the position of their first
     /// row, whole stored values until `max_rows` are reached; empty at the end of the log. A jump
-    /// in the positions is rows that were trimmed or could not be read (counted). Cancel safe.
+    /// in the positions is rows that were trimmed or could not be read (counted). Rows that wait for
+    /// their time ([`LogRows::stamps`]) are an end of the log. Cancel safe.
     pub async fn read_log(
         &self,
         table: &str,
         from: u64,
         max_rows: usize,
     ) -> Result<Vec<(u64, RecordBatch)>, StoreError> {
-        let table = Arc::from(table);
-        self.ask(|reply| Ask::Log { table, from, max_rows, reply }).await
+        let wanted = Wanted { from, max_rows, waiting: false };
+        self.ask(|reply| Ask::Log { table: Arc::from(table), wanted, reply }).await
+    }
+
+    /// The same with the rows that wait for their time, as [`doubted`] shows them until then.
+    pub async fn read_whole_log(
+        &self,
+        table: &str,
+        from: u64,
+        max_rows: usize,
+    ) -> Result<Vec<(u64, RecordBatch)>, StoreError> {
+        let wanted = Wanted { from, max_rows, waiting: true };
+        self.ask(|reply| Ask::Log { table: Arc::from(table), wanted, reply }).await
+    }
+
+    /// What is known of the machine's starts of which rows were kept without a time.
+    pub fn boots(&self) -> Vec<(u128, BootTime)> {
+        self.shared.state().boots.all().to_vec()
     }
 
     /// Waits until durable rows lie beyond position `after` and returns them in order: at least

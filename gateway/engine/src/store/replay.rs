@@ -16,6 +16,7 @@ use super::log::split_body;
 use super::record::{Meta, SinkState, TableState, decode_progress};
 use super::ring::{HEADER, Header};
 use super::rows::{decode_schema, row_count};
+use super::stamps::Boots;
 use super::state::State;
 use super::states::{self, Kept};
 
@@ -239,6 +240,7 @@ fn take_entry(
         Kind::Count => {
             state.counts.insert(name, position);
         }
+        Kind::Boots => state.boots = Boots::decode(body)?,
         Kind::Progress => {
             let (progress, mark) = decode_progress(name.clone(), body)?;
             state.progress.insert(name.clone(), Arc::new(progress));

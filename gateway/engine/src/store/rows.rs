@@ -24,9 +24,12 @@ use arrow::ipc::writer::{IpcWriteOptions, StreamWriter};
 use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 
 use super::format::{Reader, put_size};
+use super::stamps::Stamps;
 
 const COMPACT: u8 = 0;
 const IPC: u8 = 1;
+/// Added to the form where it is said by which clock the rows were stamped.
+const STAMPED: u8 = 2;
 
 /// Column flags.
 const ALL_VALID: u8 = 0;
@@ -47,10 +50,11 @@ pub(super) fn decode_schema(bytes: &[u8]) -> Option<SchemaRef> {
 }
 
 /// Appends rows whose schema is known as number `schema` in their table; batches that follow each other
-/// are written as one.
+/// are written as one. `stamps` where their time is not that of day.
 pub(super) fn encode_rows<B: Borrow<RecordBatch>>(
     out: &mut Vec<u8>,
     schema: u64,
+    stamps: Option<Stamps>,
     batches: &[B],
 ) -> Result<(), ArrowError> {
     let Some(first) = batches.first().map(B::borrow) else {
@@ -58,8 +62,13 @@ pub(super) fn encode_rows<B: Borrow<RecordBatch>>(
     };
     out.extend_from_slice(&schema.to_le_bytes());
     put_size(out, batches.iter().map(|batch| batch.borrow().num_rows()).sum());
-    if first.columns().iter().all(|column| is_compact(column.data_type())) {
-        out.push(COMPACT);
+    let is_compact = first.columns().iter().all(|column| is_compact(column.data_type()));
+    let form = if is_compact { COMPACT } else { IPC };
+    out.push(form | stamps.map_or(0, |_| STAMPED));
+    if let Some(stamps) = stamps {
+        stamps.put(out);
+    }
+    if is_compact {
         let mut parts: Vec<&ArrayRef> = Vec::with_capacity(batches.len());
         for index in 0..first.num_columns() {
             parts.clear();
@@ -68,7 +77,6 @@ pub(super) fn encode_rows<B: Borrow<RecordBatch>>(
         }
         return Ok(());
     }
-    out.push(IPC);
     let joined;
     let batch = if let [batch] = batches {
         batch.borrow()
@@ -87,11 +95,21 @@ pub(super) fn row_count(body: &[u8]) -> Option<(u64, usize)> {
     Some((reader.u64()?, reader.size()?))
 }
 
-/// Decodes what [`encode_rows`] wrote; `None` when the bytes do not fit the schema.
+/// By which clock the rows of an encoded value were stamped, where that is said.
+pub(super) fn stamps_of(body: &[u8]) -> Option<Stamps> {
+    let mut reader = Reader(body);
+    let (_, _, form) = (reader.u64()?, reader.size()?, reader.u8()?);
+    if form & STAMPED == 0 { None } else { Stamps::take(&mut reader) }
+}
+
+/// Decodes what [`encode_rows`] wrote, with the times that they were given; `None` when the bytes do not fit the schema.
 pub(super) fn decode_rows(schema: &SchemaRef, body: &[u8]) -> Option<RecordBatch> {
     let mut reader = Reader(body);
     let (_, rows, form) = (reader.u64()?, reader.size()?, reader.u8()?);
-    if form == IPC {
+    if form & STAMPED != 0 {
+        Stamps::take(&mut reader)?;
+    }
+    if form & !STAMPED == IPC {
         let batch = StreamReader::try_new(Cursor::new(reader.0), None).ok()?.next()?.ok()?;
         return (batch.num_rows() == rows && batch.schema() == *schema).then_some(batch);
     }

@@ -9,6 +9,7 @@ use super::format::Kind;
 use super::log::Schemas;
 use super::record::{Meta, SinkState, TableState, encode_progress};
 use super::rows::encode_schema;
+use super::stamps::Boots;
 use super::states::Mark;
 
 /// Counters, cursors, ends and progress.
@@ -23,6 +24,8 @@ pub(super) struct State {
     pub(super) marks: BTreeMap<Arc<str>, Mark>,
     pub(super) schemas: BTreeMap<Arc<str>, Schemas>,
     pub(super) counts: BTreeMap<Arc<str>, u64>,
+    /// The machine's starts of which rows had no time.
+    pub(super) boots: Boots,
 }
 
 impl State {
@@ -35,6 +38,7 @@ impl State {
             marks: BTreeMap::new(),
             schemas: BTreeMap::new(),
             counts: BTreeMap::new(),
+            boots: Boots::default(),
         }
     }
 
@@ -72,6 +76,10 @@ impl State {
             if known.is_none_or(|known| !Arc::ptr_eq(known, progress)) {
                 book.note(Kind::Progress, name, 0, &encode_progress(progress, self.mark(name)));
             }
+        }
+        let known = before.map_or_else(Boots::default, |before| before.boots.clone());
+        if self.boots != known {
+            book.note(Kind::Boots, "", 0, &self.boots.encode());
         }
         if before.is_none() {
             book.note(Kind::Meta, "", 0, &self.meta.encode());

@@ -56,11 +56,23 @@ impl Transaction<'_> {
                 *count = count.saturating_add(*more);
             }
         }
+        self.note_boots(work);
         self.advance(work);
         self.append_outboxes(work);
         self.append_logs(work);
         self.trim_logs();
         self.bound_store();
+    }
+
+    /// Takes up of which starts there are rows without a time, and what is known of these.
+    fn note_boots(&mut self, work: &Work) {
+        for pending in &work.commits {
+            let stamps = pending.commit.rows.iter().filter_map(|rows| rows.stamps);
+            stamps.for_each(|stamps| self.state.boots.note(stamps.boot));
+            if let Some((boot, time)) = pending.commit.boot {
+                self.state.boots.decide(boot, time);
+            }
+        }
     }
 
     /// Takes up how far the streams have come: of several progresses of one the last counts, and of its

@@ -88,7 +88,7 @@ impl Verifying {
         let body = book.body(side, name, &piece);
         let count = body.and_then(|body| match side {
             Side::Outbox => Some(decode_outbox(piece.first, &body)?.len()),
-            Side::Log => Some(log::decode(known.schemas.get(name)?, &body)?.num_rows()),
+            Side::Log => Some(log::decode(known.schemas.get(name)?, &body)?.1.num_rows()),
         });
         match count {
             Some(count) => self.rows += count as u64,

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::border::{Commit, Lanes, Layout, OutboxRow, Rejected, StoreError, Verified, WhenFull};
+use super::log::Wanted;
 use super::state::State;
 
 /// The answer to a question that the thread reads from the file.
@@ -25,8 +26,7 @@ pub(super) enum Ask {
     },
     Log {
         table: Arc<str>,
-        from: u64,
-        max_rows: usize,
+        wanted: Wanted,
         reply: Reply<Vec<(u64, RecordBatch)>>,
     },
     States {

@@ -179,6 +179,7 @@ async fn run(disk: &FakeDisk, seed: u64, told: &mut Told) -> Result<(), StoreErr
             outbox: outbox.collect(),
             progress: Some(StreamProgress { states: states.collect(), ..reached }),
             counts: vec![("rows".into(), step.rows)],
+            boot: None,
         };
         open.push_back(submit_on(disk, &store, one).await?);
         if open.len() >= open_max {

@@ -37,7 +37,7 @@ fn a_seal_shows_every_single_flipped_bit() {
 
 fn encoded(schema: u64, batch: &RecordBatch) -> Vec<u8> {
     let mut bytes = Vec::new();
-    encode_rows(&mut bytes, schema, std::slice::from_ref(batch)).unwrap();
+    encode_rows(&mut bytes, schema, None, std::slice::from_ref(batch)).unwrap();
     bytes
 }
 

@@ -195,7 +195,7 @@ async fn a_table_whose_columns_change_keeps_its_old_rows() {
     let (store, _) = open(&disk).unwrap();
     commit(&store, Commit { rows: vec![log_rows(0..2)], ..Commit::default() }).await.unwrap();
     let narrow = rows(2..4).project(&[0, 3]).unwrap();
-    let part = LogRows { table: "t".into(), position: 2, accepted: 0, batch: narrow.clone() };
+    let part = LogRows { position: 2, batch: narrow.clone(), ..log_rows(2..3) };
     let parts = vec![part, log_rows(4..6)];
     commit(&store, Commit { rows: parts, ..Commit::default() }).await.unwrap();
     store.close().await.unwrap();

@@ -11,6 +11,7 @@ mod keeping;
 mod kill;
 mod relayout;
 mod rot;
+mod stamps;
 mod states;
 mod upgrade;
 
@@ -82,7 +83,8 @@ fn rows(positions: std::ops::Range<u64>) -> RecordBatch {
 }
 
 fn log_rows(positions: std::ops::Range<u64>) -> LogRows {
-    LogRows { table: "t".into(), position: positions.start, accepted: 0, batch: rows(positions) }
+    let position = positions.start;
+    LogRows { table: "t".into(), position, accepted: 0, stamps: None, batch: rows(positions) }
 }
 
 /// Results of stream `s` for a sink: one body per number, its text.
