@@ -15,6 +15,9 @@ use std::collections::HashMap;
 /// source does not hold the watermark, so forgetting it changes no window.
 pub const SOURCES_MAX: usize = 10_000;
 
+/// They are forgotten once they are one in so many of all: each time all are numbered anew.
+const IDLE_SHARE: usize = 8;
+
 /// How often in `idle_after` it is looked for sources that are far behind: each of them is looked at.
 const LOOKS: i64 = 8;
 
@@ -38,7 +41,20 @@ impl Source {
     fn holds(&self) -> bool {
         self.active && !self.lame
     }
+
+    /// Where it holds the watermark.
+    fn hold(&self) -> i64 {
+        match self.high {
+            _ if !self.holds() => NOWHERE,
+            None => UNMARKED,
+            Some(high) => high.clamp(UNMARKED + 1, NOWHERE - 1),
+        }
+    }
 }
+
+/// Where a source holds the watermark that has no mark yet, and one that does not hold it.
+const UNMARKED: i64 = i64::MIN;
+const NOWHERE: i64 = i64::MAX;
 
 /// The watermark of a stream.
 #[derive(Debug)]
@@ -53,6 +69,12 @@ pub(crate) struct Watermark {
     looked: i64,
     now: i64,
     sources: Vec<Source>,
+    /// [`Source::hold`] of each. Apart, because to find the least of 100,000 all are read.
+    holds: Vec<i64>,
+    /// A source that held the watermark back when it was asked last.
+    behind: usize,
+    /// No source becomes idle before this.
+    idle_from: i64,
     /// By table, then by device.
     index: Vec<HashMap<Box<str>, usize>>,
     /// The source whose turn it may be.
@@ -86,6 +108,9 @@ impl Watermark {
             looked: now,
             now,
             sources: Vec::new(),
+            holds: Vec::new(),
+            behind: 0,
+            idle_from: i64::MAX,
             index: vec![HashMap::new(); tables],
             next: 0,
             known: false,
@@ -114,11 +139,12 @@ impl Watermark {
 
     /// Adds a source that is known beforehand, or gives it the mark that it had before a restart.
     pub(crate) fn declare(&mut self, table: usize, device: &str, high: Option<i64>, keep: bool) {
-        let source = self.source(table, device);
-        let source = &mut self.sources[source];
+        let at = self.source(table, device);
+        let source = &mut self.sources[at];
         let was = source.high;
         source.high = source.high.max(high);
         source.declared |= keep;
+        self.holds[at] = source.hold();
         if let (None, Some(high)) = (was, high) {
             self.unmarked -= 1;
             self.count(high);
@@ -152,8 +178,23 @@ impl Watermark {
         if !self.stale || end > self.newest.saturating_sub(self.lateness) {
             return false;
         }
+        if self.is_held_before(end.saturating_add(self.lateness)) {
+            return false;
+        }
         self.settle();
         passed(self.current)
+    }
+
+    /// Whether a source holds the watermark before `limit`. As a rule it is the one that did when
+    /// this was asked last: rows come for windows that are about to end, and to look at every
+    /// source for each of them costs more than the rows do.
+    fn is_held_before(&mut self, limit: i64) -> bool {
+        let before = |hold: &i64| *hold < limit;
+        let (passed, rest) = self.holds.split_at(self.behind.min(self.holds.len()));
+        let found = rest.iter().position(before).map(|at| passed.len() + at);
+        let found = found.or_else(|| passed.iter().position(before));
+        self.behind = found.unwrap_or(0);
+        found.is_some()
     }
 
     pub(crate) fn sources(&self) -> &[Source] {
@@ -181,15 +222,10 @@ impl Watermark {
             for source in &mut self.sources {
                 source.last_seen = source.last_seen.saturating_sub(back);
             }
+            self.idle_from = self.idle_from.saturating_sub(back);
         }
         self.now = now;
-        let mut changed = false;
-        for source in &mut self.sources {
-            if source.active && now.saturating_sub(source.last_seen) >= self.idle_after {
-                source.active = false;
-                changed = true;
-            }
-        }
+        let mut changed = now >= self.idle_from && self.let_go();
         let since = i64::try_from(now.abs_diff(self.looked)).unwrap_or(i64::MAX);
         if let Some(behind_max) = self.behind_max
             && since >= self.idle_after / LOOKS
@@ -197,12 +233,32 @@ impl Watermark {
             self.looked = now;
             changed |= self.leave_behind(behind_max);
         }
-        if self.sources.len() > SOURCES_MAX {
-            self.forget();
-        }
         if changed {
             self.settle();
         }
+    }
+
+    /// Finds sources that have become idle, and forgets such where there are many. Gives back
+    /// whether there are some.
+    fn let_go(&mut self) -> bool {
+        let (now, idle_after) = (self.now, self.idle_after);
+        let (mut changed, mut idle, mut next) = (false, 0, i64::MAX);
+        for (source, hold) in self.sources.iter_mut().zip(&mut self.holds) {
+            if source.active && now.saturating_sub(source.last_seen) >= idle_after {
+                (source.active, changed) = (false, true);
+                *hold = source.hold();
+            }
+            if source.active {
+                next = next.min(source.last_seen.saturating_add(idle_after));
+            } else {
+                idle += usize::from(!source.declared);
+            }
+        }
+        self.idle_from = next;
+        if changed && self.sources.len() > SOURCES_MAX && idle * IDLE_SHARE >= self.sources.len() {
+            self.forget();
+        }
+        changed
     }
 
     /// Finds out which of the active sources are far behind the newest of them and stay there.
@@ -212,12 +268,13 @@ impl Watermark {
         let Some(newest) = active.filter_map(|source| source.high).max() else {
             return false;
         };
-        for source in self.sources.iter_mut().filter(|source| source.active) {
-            let Some(high) = source.high else { continue };
+        for (source, hold) in self.sources.iter_mut().zip(&mut self.holds) {
+            let Some(high) = source.high.filter(|_| source.active) else { continue };
             let lag = newest.saturating_sub(high);
             if lag <= behind_max {
                 changed |= std::mem::take(&mut source.lame);
                 source.behind = None;
+                *hold = source.hold();
                 continue;
             }
             let (since, was) = *source.behind.get_or_insert((now, lag));
@@ -228,6 +285,7 @@ impl Watermark {
                 source.lame = was.saturating_sub(lag) < passed / 2;
                 changed |= source.lame;
                 source.behind = Some((now, lag));
+                *hold = source.hold();
             }
         }
         changed
@@ -236,8 +294,9 @@ impl Watermark {
     /// Begins anew below `limit`: marks beyond it were made by a clock that was wrong. What the
     /// watermark had passed is for the caller to close before.
     pub(crate) fn rebase(&mut self, limit: i64) {
-        for source in &mut self.sources {
+        for (source, hold) in self.sources.iter_mut().zip(&mut self.holds) {
             source.high = source.high.filter(|high| *high <= limit);
+            *hold = source.hold();
         }
         self.newest = self.sources.iter().filter_map(|s| s.high).max().unwrap_or(i64::MIN);
         self.current = None;
@@ -270,6 +329,8 @@ impl Watermark {
             self.catch_up();
             let source = &mut self.sources[at];
             (source.active, source.lame, source.behind) = (true, false, None);
+            self.holds[at] = source.hold();
+            self.idle_from = self.idle_from.min(self.now.saturating_add(self.idle_after));
             match source.high {
                 Some(high) => {
                     self.count(high);
@@ -311,18 +372,22 @@ impl Watermark {
             behind: None,
             lame: false,
         });
+        self.holds.push(NOWHERE);
         at
     }
 
     /// A row of `source` at `time` has come.
     pub(crate) fn observe(&mut self, source: usize, time: i64) {
-        let held = self.sources[source].high;
+        let at = source;
+        let source = &mut self.sources[at];
+        let held = source.high;
         if held.is_some_and(|high| high >= time) {
             return;
         }
-        self.sources[source].high = Some(time);
+        source.high = Some(time);
+        self.holds[at] = source.hold();
         self.newest = self.newest.max(time);
-        if self.stale || self.sources[source].lame {
+        if self.stale || source.lame {
             return;
         }
         if held.is_none() {
@@ -343,10 +408,9 @@ impl Watermark {
         }
     }
 
-    /// When time alone next changes the set of active sources.
+    /// When time alone may next change the set of active sources; `None` where none is active.
     pub(crate) fn next_idle(&self) -> Option<i64> {
-        let active = self.sources.iter().filter(|source| source.active);
-        active.map(|source| source.last_seen.saturating_add(self.idle_after)).min()
+        (self.idle_from < i64::MAX).then_some(self.idle_from)
     }
 
     /// When the clock, followed because all sources are idle, brings the watermark to `time`.
@@ -364,16 +428,17 @@ impl Watermark {
     /// The least mark of the sources that hold and have one, how many stand at it, and how many
     /// have none.
     fn least(&self) -> (Option<i64>, usize, usize) {
-        let (mut least, mut holders, mut unmarked) = (None, 0, 0);
-        for source in self.sources.iter().filter(|source| source.holds()) {
-            match (source.high, least) {
-                (None, _) => unmarked += 1,
-                (Some(high), Some(low)) if high > low => {}
-                (Some(high), Some(low)) if high == low => holders += 1,
-                (Some(high), _) => (least, holders) = (Some(high), 1),
+        let (mut least, mut holders, mut unmarked) = (NOWHERE, 0, 0);
+        for &hold in &self.holds {
+            if hold == UNMARKED {
+                unmarked += 1;
+            } else if hold < least {
+                (least, holders) = (hold, 1);
+            } else {
+                holders += usize::from(hold == least);
             }
         }
-        (least, holders, unmarked)
+        if least == NOWHERE { (None, 0, unmarked) } else { (Some(least), holders, unmarked) }
     }
 
     fn raise(&mut self, to: i64) {
@@ -382,6 +447,7 @@ impl Watermark {
 
     fn forget(&mut self) {
         self.sources.retain(|source| source.declared || source.active);
+        self.holds = self.sources.iter().map(Source::hold).collect();
         self.index.iter_mut().for_each(HashMap::clear);
         for (at, source) in self.sources.iter().enumerate() {
             self.index[source.table].insert(source.device.clone(), at);
