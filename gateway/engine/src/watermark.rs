@@ -9,7 +9,13 @@
 //! nothing but the waiting for idle sources.
 //! Source: design page "The engine", section Event time.
 
+mod turns;
+
 use std::collections::HashMap;
+
+pub(crate) use turns::Texts;
+
+use turns::Names;
 
 /// How many sources are remembered; beyond, idle ones that nobody declared are forgotten. An idle
 /// source does not hold the watermark, so forgetting it changes no window.
@@ -23,31 +29,49 @@ const LOOKS: i64 = 8;
 
 /// One source: a value of the `device` column of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Source {
-    pub(crate) table: usize,
-    pub(crate) device: Box<str>,
-    /// Highest event time, once there was one.
-    pub(crate) high: Option<i64>,
+struct Source {
+    table: usize,
+    device: Box<str>,
     declared: bool,
     active: bool,
-    last_seen: i64,
     /// Since when it has been far behind, and how far it was then.
     behind: Option<(i64, i64)>,
     /// It is far behind and does not catch up, so it holds nothing.
     lame: bool,
 }
 
-impl Source {
-    fn holds(&self) -> bool {
-        self.active && !self.lame
+/// What changes with each row of a source. Apart from the rest, because rows of sources that take
+/// turns go through all of them, and so does the search for the least of 100,000.
+#[derive(Debug, Default)]
+struct Marks {
+    /// Highest event time, or [`UNMARKED`].
+    high: Vec<i64>,
+    /// The same where the source holds the watermark, else [`NOWHERE`].
+    hold: Vec<i64>,
+    last_seen: Vec<i64>,
+}
+
+impl Marks {
+    /// The highest event time of a source, once there was one.
+    fn high(&self, at: usize) -> Option<i64> {
+        Some(self.high[at]).filter(|high| *high != UNMARKED)
     }
 
-    /// Where it holds the watermark.
-    fn hold(&self) -> i64 {
-        match self.high {
-            _ if !self.holds() => NOWHERE,
-            None => UNMARKED,
-            Some(high) => high.clamp(UNMARKED + 1, NOWHERE - 1),
+    /// A source holds the watermark from now on, or does not.
+    fn set(&mut self, at: usize, holds: bool) {
+        self.hold[at] = if holds { self.high[at] } else { NOWHERE };
+    }
+
+    fn push(&mut self, now: i64) {
+        self.high.push(UNMARKED);
+        self.hold.push(NOWHERE);
+        self.last_seen.push(now);
+    }
+
+    /// Keeps these sources in this order.
+    fn keep(&mut self, sources: &[usize]) {
+        for column in [&mut self.high, &mut self.hold, &mut self.last_seen] {
+            *column = sources.iter().map(|at| column[*at]).collect();
         }
     }
 }
@@ -69,8 +93,8 @@ pub(crate) struct Watermark {
     looked: i64,
     now: i64,
     sources: Vec<Source>,
-    /// [`Source::hold`] of each. Apart, because to find the least of 100,000 all are read.
-    holds: Vec<i64>,
+    marks: Marks,
+    names: Names,
     /// A source that held the watermark back when it was asked last.
     behind: usize,
     /// No source becomes idle before this.
@@ -108,7 +132,8 @@ impl Watermark {
             looked: now,
             now,
             sources: Vec::new(),
-            holds: Vec::new(),
+            marks: Marks::default(),
+            names: Names::default(),
             behind: 0,
             idle_from: i64::MAX,
             index: vec![HashMap::new(); tables],
@@ -140,11 +165,12 @@ impl Watermark {
     /// Adds a source that is known beforehand, or gives it the mark that it had before a restart.
     pub(crate) fn declare(&mut self, table: usize, device: &str, high: Option<i64>, keep: bool) {
         let at = self.source(table, device);
-        let source = &mut self.sources[at];
-        let was = source.high;
-        source.high = source.high.max(high);
-        source.declared |= keep;
-        self.holds[at] = source.hold();
+        let was = self.marks.high(at);
+        let high = high.map(marked);
+        self.marks.high[at] = high.max(was).unwrap_or(UNMARKED);
+        self.sources[at].declared |= keep;
+        let holds = self.holds(at);
+        self.marks.set(at, holds);
         if let (None, Some(high)) = (was, high) {
             self.unmarked -= 1;
             self.count(high);
@@ -190,15 +216,22 @@ impl Watermark {
     /// source for each of them costs more than the rows do.
     fn is_held_before(&mut self, limit: i64) -> bool {
         let before = |hold: &i64| *hold < limit;
-        let (passed, rest) = self.holds.split_at(self.behind.min(self.holds.len()));
+        let holds = &self.marks.hold;
+        let (passed, rest) = holds.split_at(self.behind.min(holds.len()));
         let found = rest.iter().position(before).map(|at| passed.len() + at);
         let found = found.or_else(|| passed.iter().position(before));
         self.behind = found.unwrap_or(0);
         found.is_some()
     }
 
-    pub(crate) fn sources(&self) -> &[Source] {
-        &self.sources
+    /// For each source its table, its device, and its highest event time, once there was one.
+    pub(crate) fn marks(&self) -> impl Iterator<Item = (usize, &str, Option<i64>)> {
+        let sources = self.sources.iter().enumerate();
+        sources.map(|(at, source)| (source.table, &*source.device, self.marks.high(at)))
+    }
+
+    fn holds(&self, at: usize) -> bool {
+        self.sources[at].active && !self.sources[at].lame
     }
 
     /// While held, the clock is not followed: a source whose connection is down is silent for
@@ -209,8 +242,8 @@ impl Watermark {
 
     /// Takes `span` for time in which nobody could have been heard, such as a stopped process.
     pub(crate) fn forgive(&mut self, span: i64) {
-        for source in &mut self.sources {
-            source.last_seen = source.last_seen.saturating_add(span);
+        for last_seen in &mut self.marks.last_seen {
+            *last_seen = last_seen.saturating_add(span);
         }
     }
 
@@ -219,8 +252,8 @@ impl Watermark {
         self.catch_up();
         if now < self.now {
             let back = self.now.saturating_sub(now);
-            for source in &mut self.sources {
-                source.last_seen = source.last_seen.saturating_sub(back);
+            for last_seen in &mut self.marks.last_seen {
+                *last_seen = last_seen.saturating_sub(back);
             }
             self.idle_from = self.idle_from.saturating_sub(back);
         }
@@ -243,13 +276,14 @@ impl Watermark {
     fn let_go(&mut self) -> bool {
         let (now, idle_after) = (self.now, self.idle_after);
         let (mut changed, mut idle, mut next) = (false, 0, i64::MAX);
-        for (source, hold) in self.sources.iter_mut().zip(&mut self.holds) {
-            if source.active && now.saturating_sub(source.last_seen) >= idle_after {
+        for (at, source) in self.sources.iter_mut().enumerate() {
+            let last_seen = self.marks.last_seen[at];
+            if source.active && now.saturating_sub(last_seen) >= idle_after {
                 (source.active, changed) = (false, true);
-                *hold = source.hold();
+                self.marks.set(at, false);
             }
             if source.active {
-                next = next.min(source.last_seen.saturating_add(idle_after));
+                next = next.min(last_seen.saturating_add(idle_after));
             } else {
                 idle += usize::from(!source.declared);
             }
@@ -264,17 +298,17 @@ impl Watermark {
     /// Finds out which of the active sources are far behind the newest of them and stay there.
     fn leave_behind(&mut self, behind_max: i64) -> bool {
         let (now, idle_after, mut changed) = (self.now, self.idle_after, false);
-        let active = self.sources.iter().filter(|source| source.active);
-        let Some(newest) = active.filter_map(|source| source.high).max() else {
+        let active = self.sources.iter().enumerate().filter(|(_, source)| source.active);
+        let Some(newest) = active.filter_map(|(at, _)| self.marks.high(at)).max() else {
             return false;
         };
-        for (source, hold) in self.sources.iter_mut().zip(&mut self.holds) {
-            let Some(high) = source.high.filter(|_| source.active) else { continue };
+        for (at, source) in self.sources.iter_mut().enumerate() {
+            let Some(high) = self.marks.high(at).filter(|_| source.active) else { continue };
             let lag = newest.saturating_sub(high);
             if lag <= behind_max {
                 changed |= std::mem::take(&mut source.lame);
                 source.behind = None;
-                *hold = source.hold();
+                self.marks.set(at, true);
                 continue;
             }
             let (since, was) = *source.behind.get_or_insert((now, lag));
@@ -285,7 +319,7 @@ impl Watermark {
                 source.lame = was.saturating_sub(lag) < passed / 2;
                 changed |= source.lame;
                 source.behind = Some((now, lag));
-                *hold = source.hold();
+                self.marks.set(at, !source.lame);
             }
         }
         changed
@@ -294,11 +328,15 @@ impl Watermark {
     /// Begins anew below `limit`: marks beyond it were made by a clock that was wrong. What the
     /// watermark had passed is for the caller to close before.
     pub(crate) fn rebase(&mut self, limit: i64) {
-        for (source, hold) in self.sources.iter_mut().zip(&mut self.holds) {
-            source.high = source.high.filter(|high| *high <= limit);
-            *hold = source.hold();
+        for at in 0..self.sources.len() {
+            if self.marks.high[at] > limit {
+                self.marks.high[at] = UNMARKED;
+            }
+            let holds = self.holds(at);
+            self.marks.set(at, holds);
         }
-        self.newest = self.sources.iter().filter_map(|s| s.high).max().unwrap_or(i64::MIN);
+        // Without a mark it is less than any.
+        self.newest = self.marks.high.iter().copied().max().unwrap_or(i64::MIN);
         self.current = None;
         self.settle();
     }
@@ -306,7 +344,7 @@ impl Watermark {
     /// Follows the clock where all sources are idle. Not to be called while rows are at hand: they
     /// show that their source lives, and must not be late for not having been heard until now.
     pub(crate) fn follow(&mut self) {
-        if self.known && !self.held && self.sources.iter().all(|source| !source.holds()) {
+        if self.known && !self.held && self.marks.hold.iter().all(|hold| *hold == NOWHERE) {
             self.raise(self.now.saturating_sub(self.lateness).saturating_sub(self.lag));
         }
     }
@@ -314,24 +352,25 @@ impl Watermark {
     /// Finds or adds the source of a row and notes that it lives.
     pub(crate) fn source(&mut self, table: usize, device: &str) -> usize {
         // Devices take turns, as a rule in the order in which they came first.
-        let turn = |source: &Source| source.table == table && *source.device == *device;
-        let at = match self.sources.get(self.next) {
-            Some(source) if turn(source) => self.next,
-            _ => match self.index[table].get(device) {
+        let turn = self.names.is(self.next, device) && self.sources[self.next].table == table;
+        let at = if turn {
+            self.next
+        } else {
+            match self.index[table].get(device) {
                 Some(&at) => at,
                 None => self.join(table, device),
-            },
+            }
         };
         self.next = if at + 1 < self.sources.len() { at + 1 } else { 0 };
-        self.sources[at].last_seen = self.now;
-        if !self.sources[at].active {
+        self.marks.last_seen[at] = self.now;
+        if self.marks.hold[at] == NOWHERE && !self.sources[at].active {
             // What the others have reached counts, though this one may be behind.
             self.catch_up();
             let source = &mut self.sources[at];
             (source.active, source.lame, source.behind) = (true, false, None);
-            self.holds[at] = source.hold();
+            self.marks.set(at, true);
             self.idle_from = self.idle_from.min(self.now.saturating_add(self.idle_after));
-            match source.high {
+            match self.marks.high(at) {
                 Some(high) => {
                     self.count(high);
                     self.raise_to_low();
@@ -365,40 +404,87 @@ impl Watermark {
         self.sources.push(Source {
             table,
             device: device.into(),
-            high: None,
             declared: false,
             active: false,
-            last_seen: self.now,
             behind: None,
             lame: false,
         });
-        self.holds.push(NOWHERE);
+        self.marks.push(self.now);
+        self.names.push(device);
         at
     }
 
     /// A row of `source` at `time` has come.
     pub(crate) fn observe(&mut self, source: usize, time: i64) {
-        let at = source;
-        let source = &mut self.sources[at];
-        let held = source.high;
-        if held.is_some_and(|high| high >= time) {
+        let (at, time) = (source, marked(time));
+        let held = self.marks.high[at];
+        if held >= time {
             return;
         }
-        source.high = Some(time);
-        self.holds[at] = source.hold();
+        self.marks.high[at] = time;
         self.newest = self.newest.max(time);
-        if self.stale || source.lame {
+        if self.marks.hold[at] == NOWHERE {
             return;
         }
-        if held.is_none() {
+        self.marks.hold[at] = time;
+        if self.stale {
+            return;
+        }
+        if held == UNMARKED {
             self.unmarked -= 1;
             self.count(time);
             self.raise_to_low();
-        } else if held == self.low && self.holders > 1 {
+        } else if Some(held) == self.low && self.holders > 1 {
             self.holders -= 1;
-        } else if held == self.low {
+        } else if Some(held) == self.low {
             self.stale = true;
         }
+    }
+
+    /// Does what [`Watermark::source`] and [`Watermark::observe`] would do for rows of the one table,
+    /// from `row` on, whose sources hold the watermark and take their turn in the order in which
+    /// they came first. Gives back for how many.
+    pub(crate) fn observe_turn(&mut self, devices: Texts, times: &[i64], row: usize) -> usize {
+        if self.index.len() != 1 {
+            return 0;
+        }
+        let at = self.next;
+        let turn = self.names.turn(at, devices, row);
+        let holds = self.marks.hold.get(at..at + turn).unwrap_or_default();
+        let turn = holds.iter().take_while(|hold| **hold > UNMARKED && **hold < NOWHERE).count();
+        let Some(times) = times.get(row..row + turn).filter(|_| turn > 0) else {
+            return 0;
+        };
+        let (low, mut moved) = (self.low.unwrap_or(NOWHERE), false);
+        let holds = self.marks.hold[at..at + turn].iter_mut();
+        for ((hold, high), time) in holds.zip(&mut self.marks.high[at..at + turn]).zip(times) {
+            let time = marked(*time).max(*high);
+            moved |= *high == low && time > low;
+            (*hold, *high) = (time, time);
+            self.newest = self.newest.max(time);
+        }
+        self.marks.last_seen[at..at + turn].fill(self.now);
+        self.stale |= moved;
+        self.next = if at + turn < self.sources.len() { at + turn } else { 0 };
+        turn
+    }
+
+    /// Whether none of these rows, one after the other, is behind the watermark when it comes,
+    /// whatever their sources are. Some that are not may be taken for such that are.
+    pub(crate) fn none_is_behind(&self, times: &[i64]) -> bool {
+        let (current, mut newest) = (self.current.unwrap_or(i64::MIN), self.newest);
+        times.iter().all(|&time| {
+            // The least mark is no higher than the newest.
+            let sound = time >= current && time >= newest.saturating_sub(self.lateness);
+            newest = newest.max(time);
+            sound
+        })
+    }
+
+    /// What the watermark comes to at most with rows up to `time`, whatever their sources are.
+    pub(crate) fn at_most(&self, time: i64) -> Option<i64> {
+        let mark = self.newest.max(time).saturating_sub(self.lateness);
+        self.current.max(Some(mark))
     }
 
     /// Does what [`Watermark::observe`] put off.
@@ -429,7 +515,7 @@ impl Watermark {
     /// have none.
     fn least(&self) -> (Option<i64>, usize, usize) {
         let (mut least, mut holders, mut unmarked) = (NOWHERE, 0, 0);
-        for &hold in &self.holds {
+        for &hold in &self.marks.hold {
             if hold == UNMARKED {
                 unmarked += 1;
             } else if hold < least {
@@ -446,13 +532,23 @@ impl Watermark {
     }
 
     fn forget(&mut self) {
+        let kept = self.sources.iter().enumerate();
+        let kept = kept.filter(|(_, source)| source.declared || source.active);
+        let kept: Vec<usize> = kept.map(|(at, _)| at).collect();
+        self.marks.keep(&kept);
         self.sources.retain(|source| source.declared || source.active);
-        self.holds = self.sources.iter().map(Source::hold).collect();
+        self.names = Names::default();
         self.index.iter_mut().for_each(HashMap::clear);
         for (at, source) in self.sources.iter().enumerate() {
+            self.names.push(&source.device);
             self.index[source.table].insert(source.device.clone(), at);
         }
     }
+}
+
+/// A time as a mark.
+fn marked(time: i64) -> i64 {
+    time.clamp(UNMARKED + 1, NOWHERE - 1)
 }
 
 #[cfg(test)]

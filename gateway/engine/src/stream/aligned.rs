@@ -101,9 +101,15 @@ impl Aligned {
         watermark: &mut Watermark,
     ) -> Result<Vec<u32>, StreamError> {
         let columns = &arrival.columns;
+        let mut sources = Sources::of(arrival);
+        if let Some(key) = self.key_of_all(&columns.times()[new..], watermark) {
+            sources.observe_rows(watermark, new..columns.len());
+            let rows = (0_u32..).take(columns.len()).skip(new).collect();
+            self.add(key, arrival, rows)?;
+            return Ok(Vec::new());
+        }
         let mut panes: BTreeMap<Key, Vec<u32>> = BTreeMap::new();
         let mut late: Vec<u32> = Vec::new();
-        let mut sources = Sources::of(arrival);
         // The rows at hand of one pane. It starts as one that holds nothing.
         let mut pane = Bounds { start: 0, end: 0 };
         let (mut end, mut run): (i64, Vec<u32>) = (0, Vec::new());
@@ -125,7 +131,7 @@ impl Aligned {
             } else {
                 run.push(row);
             }
-            sources.observe(watermark, row, time);
+            sources.observe(watermark, row as usize, time);
         }
         if !run.is_empty() {
             panes.entry((pane.start, end)).or_default().extend(run);
@@ -134,6 +140,16 @@ impl Aligned {
             self.add(key, arrival, rows)?;
         }
         Ok(late)
+    }
+
+    /// Where rows of these times belong, if they are all of one pane, and none of them can bring the
+    /// watermark to the end of its first open window. So it is with nearly all batches.
+    fn key_of_all(&self, times: &[i64], watermark: &mut Watermark) -> Option<Key> {
+        let (least, most) = (*times.iter().min()?, *times.iter().max()?);
+        let pane = self.window.pane_of(least);
+        let end = self.open_end(pane, watermark)?;
+        let in_it = most < pane.end && watermark.at_most(most) < Some(end);
+        in_it.then_some((pane.start, end))
     }
 
     /// End of the first window of a pane that is not over.

@@ -335,7 +335,7 @@ impl Stream {
             results: counts.results,
             open_rows: refill.map_or(counts.open_rows, |refill| refill.rows),
             tables: tables.collect(),
-            sources: self.watermark.sources().iter().map(progress::mark_of).collect(),
+            sources: self.watermark.marks().map(progress::mark_of).collect(),
             frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
             latest: self.last.save().to_vec(),
             clock_high: self.clock_high,

@@ -56,11 +56,15 @@ impl Order {
     ) -> (Vec<u32>, Vec<u32>) {
         let (mut taken, mut late) = (Vec::new(), Vec::new());
         let mut sources = Sources::of(arrival);
+        if watermark.none_is_behind(&arrival.columns.times()[new..]) {
+            sources.observe_rows(watermark, new..arrival.columns.len());
+            return ((0_u32..).take(arrival.columns.len()).skip(new).collect(), late);
+        }
         for (row, &time) in (0_u32..).zip(arrival.columns.times()).skip(new) {
             // Behind the watermark: it has come to the microsecond after.
             let behind = watermark.has_passed(time.saturating_add(1));
             if behind { &mut late } else { &mut taken }.push(row);
-            sources.observe(watermark, row, time);
+            sources.observe(watermark, row as usize, time);
         }
         (taken, late)
     }

@@ -10,7 +10,6 @@ use std::borrow::Cow;
 
 use super::{Counts, StreamError};
 use crate::sql::Query;
-use crate::watermark::Source;
 
 const VERSION: u8 = 2;
 const VERSION_WITHOUT_SECTIONS: u8 = 1;
@@ -62,9 +61,10 @@ pub(super) struct Saved<'a> {
 }
 
 /// What is saved of a source.
-pub(super) fn mark_of(source: &Source) -> (u32, Cow<'_, str>, Option<i64>) {
-    let table = u32::try_from(source.table).unwrap_or(u32::MAX);
-    (table, Cow::Borrowed(&*source.device), source.high)
+pub(super) fn mark_of<'a>(
+    (table, device, high): (usize, &'a str, Option<i64>),
+) -> (u32, Cow<'a, str>, Option<i64>) {
+    (u32::try_from(table).unwrap_or(u32::MAX), Cow::Borrowed(device), high)
 }
 
 /// A plan that made states.

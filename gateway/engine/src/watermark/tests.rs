@@ -207,9 +207,101 @@ fn many_idle_sources_are_forgotten_and_hold_nothing() {
     for device in 0..SOURCES_MAX {
         seen(&mut marks, &device.to_string(), 1);
     }
-    assert_eq!(marks.sources().len(), SOURCES_MAX + 1);
+    assert_eq!(marks.marks().count(), SOURCES_MAX + 1);
     tick(&mut marks, 20);
-    assert_eq!(marks.sources().len(), 1);
+    assert_eq!(marks.marks().count(), 1);
     assert_eq!(seen(&mut marks, "kept", 30), Some(30));
     assert_eq!(seen(&mut marks, "17", 31), Some(30));
+}
+
+/// All are numbered anew each time, so one that falls silent after the other is no reason.
+#[test]
+fn a_few_idle_sources_are_kept_until_they_are_one_in_eight() {
+    let mut marks = Watermark::new(1, 0, 10, 0);
+    let speak = |marks: &mut Watermark, devices: std::ops::Range<i64>, time: i64| {
+        for device in devices {
+            seen(marks, &device.to_string(), time);
+        }
+    };
+    speak(&mut marks, 0..10_400, 1);
+    tick(&mut marks, 5);
+    speak(&mut marks, 1_000..10_400, 2);
+    tick(&mut marks, 10);
+    assert_eq!((marks.marks().count(), marks.current()), (10_400, Some(2)), "1,000 are idle");
+    tick(&mut marks, 12);
+    speak(&mut marks, 1_400..10_400, 3);
+    tick(&mut marks, 15);
+    assert_eq!((marks.marks().count(), marks.current()), (9_000, Some(3)), "1,400 were");
+    assert_eq!(marks.next_idle(), Some(22));
+    assert_eq!(seen(&mut marks, "17", 4), Some(3), "it comes back, and is a new one");
+    assert_eq!(marks.marks().count(), 9_001);
+}
+
+/// With each row the slowest of a hundred sources moves: who holds the watermark back is asked of
+/// one of them, until that one has gone by.
+#[test]
+fn who_holds_it_back_is_asked_first() {
+    let mut marks = Watermark::new(1, 0, 1_000, 0);
+    for device in 0..100 {
+        seen(&mut marks, &device.to_string(), 10 + device);
+    }
+    for device in 0..99 {
+        let source = marks.source(0, &device.to_string());
+        marks.observe(source, 300);
+        assert!(!marks.has_passed(200), "{device} has, and others have not");
+        assert!(marks.stale, "not all of them were looked at");
+        assert_eq!(marks.behind, usize::try_from(device).unwrap() + 1);
+    }
+    let last = marks.source(0, "99");
+    marks.observe(last, 250);
+    assert!(marks.has_passed(200) && !marks.has_passed(251));
+    assert_eq!(marks.current(), Some(250));
+}
+
+/// A turn is what its rows are one by one.
+#[test]
+fn a_turn_is_its_rows_one_by_one() {
+    let names: Vec<String> = (0..7).map(|n| format!("device_{n}")).collect();
+    let (mut turns, mut rows) = (Watermark::new(1, 3, 50, 0), Watermark::new(1, 3, 50, 0));
+    let (mut random, mut taken) = (11_u64, 0);
+    for round in 0..400_i64 {
+        // Mostly a turn of all; now and then one is missing, is silent for long, or is new.
+        let mut batch: Vec<(String, i64)> = Vec::new();
+        for (at, name) in names.iter().enumerate() {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let time = round * 10 + i64::try_from(random >> 40 & 15).unwrap();
+            let silent = at == 3 && round % 100 > 80 || (random >> 50).is_multiple_of(16);
+            if !silent {
+                batch.push((name.clone(), time));
+            }
+            if (random >> 55).is_multiple_of(64) {
+                batch.push((format!("new_{}", random >> 60), time));
+            }
+        }
+        for marks in [&mut turns, &mut rows] {
+            marks.advance(round * 10);
+        }
+        let texts = arrow::array::StringArray::from_iter_values(batch.iter().map(|row| &row.0));
+        let texts = Texts { offsets: texts.value_offsets(), bytes: texts.value_data() };
+        let times: Vec<i64> = batch.iter().map(|row| row.1).collect();
+        let mut row = 0;
+        while row < batch.len() {
+            let turn = turns.observe_turn(texts, &times, row);
+            taken += turn;
+            if turn == 0 {
+                let source = turns.source(0, &batch[row].0);
+                turns.observe(source, times[row]);
+            }
+            for (device, time) in &batch[row..row + turn.max(1)] {
+                let source = rows.source(0, device);
+                rows.observe(source, *time);
+            }
+            row += turn.max(1);
+            assert_eq!(turns.current(), rows.current(), "round {round}");
+        }
+        assert!(turns.marks().eq(rows.marks()), "round {round}");
+        assert_eq!(turns.next_idle(), rows.next_idle());
+    }
+    assert!(taken > 1_500, "{taken} rows came in turn");
+    assert!(turns.current() > Some(3_900));
 }
