@@ -9,36 +9,76 @@
 //! nothing but the waiting for idle sources.
 //! Source: design page "The engine", section Event time.
 
+mod turns;
+
 use std::collections::HashMap;
+
+pub(crate) use turns::Texts;
+
+use turns::Names;
 
 /// How many sources are remembered; beyond, idle ones that nobody declared are forgotten. An idle
 /// source does not hold the watermark, so forgetting it changes no window.
 pub const SOURCES_MAX: usize = 10_000;
+
+/// They are forgotten once they are one in so many of all: each time all are numbered anew.
+const IDLE_SHARE: usize = 8;
 
 /// How often in `idle_after` it is looked for sources that are far behind: each of them is looked at.
 const LOOKS: i64 = 8;
 
 /// One source: a value of the `device` column of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Source {
-    pub(crate) table: usize,
-    pub(crate) device: Box<str>,
-    /// Highest event time, once there was one.
-    pub(crate) high: Option<i64>,
+struct Source {
+    table: usize,
+    device: Box<str>,
     declared: bool,
     active: bool,
-    last_seen: i64,
     /// Since when it has been far behind, and how far it was then.
     behind: Option<(i64, i64)>,
     /// It is far behind and does not catch up, so it holds nothing.
     lame: bool,
 }
 
-impl Source {
-    fn holds(&self) -> bool {
-        self.active && !self.lame
+/// What changes with each row of a source. Apart from the rest, because rows of sources that take
+/// turns go through all of them, and so does the search for the least of 100,000.
+#[derive(Debug, Default)]
+struct Marks {
+    /// Highest event time, or [`UNMARKED`].
+    high: Vec<i64>,
+    /// The same where the source holds the watermark, else [`NOWHERE`].
+    hold: Vec<i64>,
+    last_seen: Vec<i64>,
+}
+
+impl Marks {
+    /// The highest event time of a source, once there was one.
+    fn high(&self, at: usize) -> Option<i64> {
+        Some(self.high[at]).filter(|high| *high != UNMARKED)
+    }
+
+    /// A source holds the watermark from now on, or does not.
+    fn set(&mut self, at: usize, holds: bool) {
+        self.hold[at] = if holds { self.high[at] } else { NOWHERE };
+    }
+
+    fn push(&mut self, now: i64) {
+        self.high.push(UNMARKED);
+        self.hold.push(NOWHERE);
+        self.last_seen.push(now);
+    }
+
+    /// Keeps these sources in this order.
+    fn keep(&mut self, sources: &[usize]) {
+        for column in [&mut self.high, &mut self.hold, &mut self.last_seen] {
+            *column = sources.iter().map(|at| column[*at]).collect();
+        }
     }
 }
+
+/// Where a source holds the watermark that has no mark yet, and one that does not hold it.
+const UNMARKED: i64 = i64::MIN;
+const NOWHERE: i64 = i64::MAX;
 
 /// The watermark of a stream.
 #[derive(Debug)]
@@ -53,6 +93,12 @@ pub(crate) struct Watermark {
     looked: i64,
     now: i64,
     sources: Vec<Source>,
+    marks: Marks,
+    names: Names,
+    /// A source that held the watermark back when it was asked last.
+    behind: usize,
+    /// No source becomes idle before this.
+    idle_from: i64,
     /// By table, then by device.
     index: Vec<HashMap<Box<str>, usize>>,
     /// The source whose turn it may be.
@@ -86,6 +132,10 @@ impl Watermark {
             looked: now,
             now,
             sources: Vec::new(),
+            marks: Marks::default(),
+            names: Names::default(),
+            behind: 0,
+            idle_from: i64::MAX,
             index: vec![HashMap::new(); tables],
             next: 0,
             known: false,
@@ -114,11 +164,13 @@ impl Watermark {
 
     /// Adds a source that is known beforehand, or gives it the mark that it had before a restart.
     pub(crate) fn declare(&mut self, table: usize, device: &str, high: Option<i64>, keep: bool) {
-        let source = self.source(table, device);
-        let source = &mut self.sources[source];
-        let was = source.high;
-        source.high = source.high.max(high);
-        source.declared |= keep;
+        let at = self.source(table, device);
+        let was = self.marks.high(at);
+        let high = high.map(marked);
+        self.marks.high[at] = high.max(was).unwrap_or(UNMARKED);
+        self.sources[at].declared |= keep;
+        let holds = self.holds(at);
+        self.marks.set(at, holds);
         if let (None, Some(high)) = (was, high) {
             self.unmarked -= 1;
             self.count(high);
@@ -152,12 +204,34 @@ impl Watermark {
         if !self.stale || end > self.newest.saturating_sub(self.lateness) {
             return false;
         }
+        if self.is_held_before(end.saturating_add(self.lateness)) {
+            return false;
+        }
         self.settle();
         passed(self.current)
     }
 
-    pub(crate) fn sources(&self) -> &[Source] {
-        &self.sources
+    /// Whether a source holds the watermark before `limit`. As a rule it is the one that did when
+    /// this was asked last: rows come for windows that are about to end, and to look at every
+    /// source for each of them costs more than the rows do.
+    fn is_held_before(&mut self, limit: i64) -> bool {
+        let before = |hold: &i64| *hold < limit;
+        let holds = &self.marks.hold;
+        let (passed, rest) = holds.split_at(self.behind.min(holds.len()));
+        let found = rest.iter().position(before).map(|at| passed.len() + at);
+        let found = found.or_else(|| passed.iter().position(before));
+        self.behind = found.unwrap_or(0);
+        found.is_some()
+    }
+
+    /// For each source its table, its device, and its highest event time, once there was one.
+    pub(crate) fn marks(&self) -> impl Iterator<Item = (usize, &str, Option<i64>)> {
+        let sources = self.sources.iter().enumerate();
+        sources.map(|(at, source)| (source.table, &*source.device, self.marks.high(at)))
+    }
+
+    fn holds(&self, at: usize) -> bool {
+        self.sources[at].active && !self.sources[at].lame
     }
 
     /// While held, the clock is not followed: a source whose connection is down is silent for
@@ -168,8 +242,8 @@ impl Watermark {
 
     /// Takes `span` for time in which nobody could have been heard, such as a stopped process.
     pub(crate) fn forgive(&mut self, span: i64) {
-        for source in &mut self.sources {
-            source.last_seen = source.last_seen.saturating_add(span);
+        for last_seen in &mut self.marks.last_seen {
+            *last_seen = last_seen.saturating_add(span);
         }
     }
 
@@ -178,18 +252,13 @@ impl Watermark {
         self.catch_up();
         if now < self.now {
             let back = self.now.saturating_sub(now);
-            for source in &mut self.sources {
-                source.last_seen = source.last_seen.saturating_sub(back);
+            for last_seen in &mut self.marks.last_seen {
+                *last_seen = last_seen.saturating_sub(back);
             }
+            self.idle_from = self.idle_from.saturating_sub(back);
         }
         self.now = now;
-        let mut changed = false;
-        for source in &mut self.sources {
-            if source.active && now.saturating_sub(source.last_seen) >= self.idle_after {
-                source.active = false;
-                changed = true;
-            }
-        }
+        let mut changed = now >= self.idle_from && self.let_go();
         let since = i64::try_from(now.abs_diff(self.looked)).unwrap_or(i64::MAX);
         if let Some(behind_max) = self.behind_max
             && since >= self.idle_after / LOOKS
@@ -197,27 +266,49 @@ impl Watermark {
             self.looked = now;
             changed |= self.leave_behind(behind_max);
         }
-        if self.sources.len() > SOURCES_MAX {
-            self.forget();
-        }
         if changed {
             self.settle();
         }
     }
 
+    /// Finds sources that have become idle, and forgets such where there are many. Gives back
+    /// whether there are some.
+    fn let_go(&mut self) -> bool {
+        let (now, idle_after) = (self.now, self.idle_after);
+        let (mut changed, mut idle, mut next) = (false, 0, i64::MAX);
+        for (at, source) in self.sources.iter_mut().enumerate() {
+            let last_seen = self.marks.last_seen[at];
+            if source.active && now.saturating_sub(last_seen) >= idle_after {
+                (source.active, changed) = (false, true);
+                self.marks.set(at, false);
+            }
+            if source.active {
+                next = next.min(last_seen.saturating_add(idle_after));
+            } else {
+                idle += usize::from(!source.declared);
+            }
+        }
+        self.idle_from = next;
+        if changed && self.sources.len() > SOURCES_MAX && idle * IDLE_SHARE >= self.sources.len() {
+            self.forget();
+        }
+        changed
+    }
+
     /// Finds out which of the active sources are far behind the newest of them and stay there.
     fn leave_behind(&mut self, behind_max: i64) -> bool {
         let (now, idle_after, mut changed) = (self.now, self.idle_after, false);
-        let active = self.sources.iter().filter(|source| source.active);
-        let Some(newest) = active.filter_map(|source| source.high).max() else {
+        let active = self.sources.iter().enumerate().filter(|(_, source)| source.active);
+        let Some(newest) = active.filter_map(|(at, _)| self.marks.high(at)).max() else {
             return false;
         };
-        for source in self.sources.iter_mut().filter(|source| source.active) {
-            let Some(high) = source.high else { continue };
+        for (at, source) in self.sources.iter_mut().enumerate() {
+            let Some(high) = self.marks.high(at).filter(|_| source.active) else { continue };
             let lag = newest.saturating_sub(high);
             if lag <= behind_max {
                 changed |= std::mem::take(&mut source.lame);
                 source.behind = None;
+                self.marks.set(at, true);
                 continue;
             }
             let (since, was) = *source.behind.get_or_insert((now, lag));
@@ -228,6 +319,7 @@ impl Watermark {
                 source.lame = was.saturating_sub(lag) < passed / 2;
                 changed |= source.lame;
                 source.behind = Some((now, lag));
+                self.marks.set(at, !source.lame);
             }
         }
         changed
@@ -236,10 +328,15 @@ impl Watermark {
     /// Begins anew below `limit`: marks beyond it were made by a clock that was wrong. What the
     /// watermark had passed is for the caller to close before.
     pub(crate) fn rebase(&mut self, limit: i64) {
-        for source in &mut self.sources {
-            source.high = source.high.filter(|high| *high <= limit);
+        for at in 0..self.sources.len() {
+            if self.marks.high[at] > limit {
+                self.marks.high[at] = UNMARKED;
+            }
+            let holds = self.holds(at);
+            self.marks.set(at, holds);
         }
-        self.newest = self.sources.iter().filter_map(|s| s.high).max().unwrap_or(i64::MIN);
+        // Without a mark it is less than any.
+        self.newest = self.marks.high.iter().copied().max().unwrap_or(i64::MIN);
         self.current = None;
         self.settle();
     }
@@ -247,7 +344,7 @@ impl Watermark {
     /// Follows the clock where all sources are idle. Not to be called while rows are at hand: they
     /// show that their source lives, and must not be late for not having been heard until now.
     pub(crate) fn follow(&mut self) {
-        if self.known && !self.held && self.sources.iter().all(|source| !source.holds()) {
+        if self.known && !self.held && self.marks.hold.iter().all(|hold| *hold == NOWHERE) {
             self.raise(self.now.saturating_sub(self.lateness).saturating_sub(self.lag));
         }
     }
@@ -255,22 +352,25 @@ impl Watermark {
     /// Finds or adds the source of a row and notes that it lives.
     pub(crate) fn source(&mut self, table: usize, device: &str) -> usize {
         // Devices take turns, as a rule in the order in which they came first.
-        let turn = |source: &Source| source.table == table && *source.device == *device;
-        let at = match self.sources.get(self.next) {
-            Some(source) if turn(source) => self.next,
-            _ => match self.index[table].get(device) {
+        let turn = self.names.is(self.next, device) && self.sources[self.next].table == table;
+        let at = if turn {
+            self.next
+        } else {
+            match self.index[table].get(device) {
                 Some(&at) => at,
                 None => self.join(table, device),
-            },
+            }
         };
         self.next = if at + 1 < self.sources.len() { at + 1 } else { 0 };
-        self.sources[at].last_seen = self.now;
-        if !self.sources[at].active {
+        self.marks.last_seen[at] = self.now;
+        if self.marks.hold[at] == NOWHERE && !self.sources[at].active {
             // What the others have reached counts, though this one may be behind.
             self.catch_up();
             let source = &mut self.sources[at];
             (source.active, source.lame, source.behind) = (true, false, None);
-            match source.high {
+            self.marks.set(at, true);
+            self.idle_from = self.idle_from.min(self.now.saturating_add(self.idle_after));
+            match self.marks.high(at) {
                 Some(high) => {
                     self.count(high);
                     self.raise_to_low();
@@ -304,36 +404,87 @@ impl Watermark {
         self.sources.push(Source {
             table,
             device: device.into(),
-            high: None,
             declared: false,
             active: false,
-            last_seen: self.now,
             behind: None,
             lame: false,
         });
+        self.marks.push(self.now);
+        self.names.push(device);
         at
     }
 
     /// A row of `source` at `time` has come.
     pub(crate) fn observe(&mut self, source: usize, time: i64) {
-        let held = self.sources[source].high;
-        if held.is_some_and(|high| high >= time) {
+        let (at, time) = (source, marked(time));
+        let held = self.marks.high[at];
+        if held >= time {
             return;
         }
-        self.sources[source].high = Some(time);
+        self.marks.high[at] = time;
         self.newest = self.newest.max(time);
-        if self.stale || self.sources[source].lame {
+        if self.marks.hold[at] == NOWHERE {
             return;
         }
-        if held.is_none() {
+        self.marks.hold[at] = time;
+        if self.stale {
+            return;
+        }
+        if held == UNMARKED {
             self.unmarked -= 1;
             self.count(time);
             self.raise_to_low();
-        } else if held == self.low && self.holders > 1 {
+        } else if Some(held) == self.low && self.holders > 1 {
             self.holders -= 1;
-        } else if held == self.low {
+        } else if Some(held) == self.low {
             self.stale = true;
         }
+    }
+
+    /// Does what [`Watermark::source`] and [`Watermark::observe`] would do for rows of the one table,
+    /// from `row` on, whose sources hold the watermark and take their turn in the order in which
+    /// they came first. Gives back for how many.
+    pub(crate) fn observe_turn(&mut self, devices: Texts, times: &[i64], row: usize) -> usize {
+        if self.index.len() != 1 {
+            return 0;
+        }
+        let at = self.next;
+        let turn = self.names.turn(at, devices, row);
+        let holds = self.marks.hold.get(at..at + turn).unwrap_or_default();
+        let turn = holds.iter().take_while(|hold| **hold > UNMARKED && **hold < NOWHERE).count();
+        let Some(times) = times.get(row..row + turn).filter(|_| turn > 0) else {
+            return 0;
+        };
+        let (low, mut moved) = (self.low.unwrap_or(NOWHERE), false);
+        let holds = self.marks.hold[at..at + turn].iter_mut();
+        for ((hold, high), time) in holds.zip(&mut self.marks.high[at..at + turn]).zip(times) {
+            let time = marked(*time).max(*high);
+            moved |= *high == low && time > low;
+            (*hold, *high) = (time, time);
+            self.newest = self.newest.max(time);
+        }
+        self.marks.last_seen[at..at + turn].fill(self.now);
+        self.stale |= moved;
+        self.next = if at + turn < self.sources.len() { at + turn } else { 0 };
+        turn
+    }
+
+    /// Whether none of these rows, one after the other, is behind the watermark when it comes,
+    /// whatever their sources are. Some that are not may be taken for such that are.
+    pub(crate) fn none_is_behind(&self, times: &[i64]) -> bool {
+        let (current, mut newest) = (self.current.unwrap_or(i64::MIN), self.newest);
+        times.iter().all(|&time| {
+            // The least mark is no higher than the newest.
+            let sound = time >= current && time >= newest.saturating_sub(self.lateness);
+            newest = newest.max(time);
+            sound
+        })
+    }
+
+    /// What the watermark comes to at most with rows up to `time`, whatever their sources are.
+    pub(crate) fn at_most(&self, time: i64) -> Option<i64> {
+        let mark = self.newest.max(time).saturating_sub(self.lateness);
+        self.current.max(Some(mark))
     }
 
     /// Does what [`Watermark::observe`] put off.
@@ -343,10 +494,9 @@ impl Watermark {
         }
     }
 
-    /// When time alone next changes the set of active sources.
+    /// When time alone may next change the set of active sources; `None` where none is active.
     pub(crate) fn next_idle(&self) -> Option<i64> {
-        let active = self.sources.iter().filter(|source| source.active);
-        active.map(|source| source.last_seen.saturating_add(self.idle_after)).min()
+        (self.idle_from < i64::MAX).then_some(self.idle_from)
     }
 
     /// When the clock, followed because all sources are idle, brings the watermark to `time`.
@@ -364,16 +514,17 @@ impl Watermark {
     /// The least mark of the sources that hold and have one, how many stand at it, and how many
     /// have none.
     fn least(&self) -> (Option<i64>, usize, usize) {
-        let (mut least, mut holders, mut unmarked) = (None, 0, 0);
-        for source in self.sources.iter().filter(|source| source.holds()) {
-            match (source.high, least) {
-                (None, _) => unmarked += 1,
-                (Some(high), Some(low)) if high > low => {}
-                (Some(high), Some(low)) if high == low => holders += 1,
-                (Some(high), _) => (least, holders) = (Some(high), 1),
+        let (mut least, mut holders, mut unmarked) = (NOWHERE, 0, 0);
+        for &hold in &self.marks.hold {
+            if hold == UNMARKED {
+                unmarked += 1;
+            } else if hold < least {
+                (least, holders) = (hold, 1);
+            } else {
+                holders += usize::from(hold == least);
             }
         }
-        (least, holders, unmarked)
+        if least == NOWHERE { (None, 0, unmarked) } else { (Some(least), holders, unmarked) }
     }
 
     fn raise(&mut self, to: i64) {
@@ -381,227 +532,24 @@ impl Watermark {
     }
 
     fn forget(&mut self) {
+        let kept = self.sources.iter().enumerate();
+        let kept = kept.filter(|(_, source)| source.declared || source.active);
+        let kept: Vec<usize> = kept.map(|(at, _)| at).collect();
+        self.marks.keep(&kept);
         self.sources.retain(|source| source.declared || source.active);
+        self.names = Names::default();
         self.index.iter_mut().for_each(HashMap::clear);
         for (at, source) in self.sources.iter().enumerate() {
+            self.names.push(&source.device);
             self.index[source.table].insert(source.device.clone(), at);
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tick(marks: &mut Watermark, now: i64) {
-        marks.advance(now);
-        marks.follow();
-    }
-
-    fn seen(marks: &mut Watermark, device: &str, time: i64) -> Option<i64> {
-        let source = marks.source(0, device);
-        marks.observe(source, time);
-        marks.current()
-    }
-
-    #[test]
-    fn the_slowest_active_source_holds_it() {
-        let mut marks = Watermark::new(1, 2, 100, 1000);
-        for device in ["a", "b", "c"] {
-            marks.declare(0, device, None, true);
-        }
-        assert_eq!(seen(&mut marks, "a", 50), None);
-        assert_eq!(seen(&mut marks, "b", 10), None);
-        assert_eq!(seen(&mut marks, "c", 10), Some(8));
-        assert_eq!(seen(&mut marks, "b", 20), Some(8));
-        assert_eq!(seen(&mut marks, "c", 30), Some(18));
-        // Never back: not by an older row, not by a source that joins behind.
-        assert_eq!(seen(&mut marks, "b", 5), Some(18));
-        assert_eq!(seen(&mut marks, "d", 1), Some(18));
-        assert_eq!(seen(&mut marks, "d", 40), Some(18));
-        assert_eq!(seen(&mut marks, "b", 60), Some(28));
-    }
-
-    #[test]
-    fn an_idle_source_lets_go_and_the_clock_is_followed_when_all_are() {
-        let mut marks = Watermark::new(1, 2, 100, 1000);
-        marks.declare(0, "a", None, true);
-        marks.declare(0, "b", None, true);
-        seen(&mut marks, "a", 990);
-        tick(&mut marks, 1050);
-        seen(&mut marks, "a", 1040);
-        assert_eq!(marks.next_idle(), Some(1100));
-        tick(&mut marks, 1099);
-        assert_eq!(marks.current(), None);
-        tick(&mut marks, 1100);
-        assert_eq!(marks.current(), Some(1038), "b never spoke and is idle");
-        tick(&mut marks, 1149);
-        assert_eq!(marks.current(), Some(1038));
-        tick(&mut marks, 1150);
-        assert_eq!(marks.current(), Some(1148), "now - lateness");
-        assert_eq!(marks.next_idle(), None);
-        assert_eq!(marks.clock_reaches(1200), Some(1202));
-        // a wakes with an old stamp: nothing goes back, and it holds again.
-        assert_eq!(seen(&mut marks, "a", 1100), Some(1148));
-        tick(&mut marks, 1160);
-        assert_eq!(marks.current(), Some(1148));
-    }
-
-    /// What is put off changes nothing: after each row the watermark is the least of all marks, or
-    /// what it was, and rows are judged by it.
-    #[test]
-    fn putting_off_changes_nothing() {
-        let (mut marks, mut model) = (Watermark::new(1, 3, 1_000, 0), HashMap::new());
-        let mut expected = None;
-        // A linear congruence (Knuth's MMIX): the same rows in each run.
-        let mut random = 7_u64;
-        for row in 0..20_000_i64 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let device = random >> 33 & (if row < 10_000 { 3 } else { 31 });
-            let time = row + i64::try_from(random >> 40 & 15).unwrap();
-            let end = time - 8;
-            assert_eq!(marks.has_passed(end), expected.is_some_and(|mark| end <= mark), "{row}");
-            let source = marks.source(0, &device.to_string());
-            marks.observe(source, time);
-            let high = model.entry(device).or_insert(time);
-            *high = time.max(*high);
-            expected = expected.max(model.values().min().map(|low| low - 3));
-            if (random >> 50).is_multiple_of(8) {
-                assert_eq!(marks.current(), expected, "{row}");
-            }
-            if (random >> 55).is_multiple_of(8) {
-                marks.catch_up();
-            }
-        }
-        assert_eq!(marks.current(), expected);
-    }
-
-    /// A stream whose windows of 60 close 10 later feeds this one: when nothing has come for long,
-    /// the clock may be right only about what is 70 old.
-    #[test]
-    fn the_clock_is_followed_at_the_lag_of_what_comes_before() {
-        let mut marks = Watermark::new(1, 2, 100, 1000);
-        marks.set_lag(70);
-        seen(&mut marks, "windows", 900);
-        tick(&mut marks, 1100);
-        assert_eq!(marks.current(), Some(1028), "1100 - 2 - 70");
-        assert_eq!(marks.clock_reaches(1060), Some(1132));
-        // A window that began at 1040 is told at 1110, and is not late.
-        assert_eq!(seen(&mut marks, "windows", 1040), Some(1038));
-    }
-
-    #[test]
-    fn without_any_source_the_clock_means_nothing() {
-        let mut marks = Watermark::new(1, 0, 10, 0);
-        tick(&mut marks, 1_000_000);
-        assert_eq!(marks.current(), None);
-        assert_eq!(seen(&mut marks, "late riser", 5), Some(5));
-    }
-
-    #[test]
-    fn clock_steps_move_no_mark() {
-        let hour = 3_600_000_000;
-        let mut marks = Watermark::new(1, 0, 10_000_000, 2 * hour);
-        seen(&mut marks, "a", 2 * hour);
-        // Back by an hour: no mark moves, and the source is idle after its 10 s, not after 1 h 10 s.
-        tick(&mut marks, hour);
-        assert_eq!(marks.current(), Some(2 * hour));
-        assert_eq!(marks.next_idle(), Some(hour + 10_000_000));
-        tick(&mut marks, hour + 10_000_000);
-        assert_eq!(marks.next_idle(), None);
-        assert_eq!(marks.current(), Some(2 * hour), "now is behind the mark");
-        // From 1970 to 2039: the watermark follows once, and can go on.
-        let in_2039 = 2_177_452_800_000_000;
-        tick(&mut marks, in_2039);
-        assert_eq!(marks.current(), Some(in_2039));
-        assert_eq!(seen(&mut marks, "a", in_2039 + 1), Some(in_2039 + 1));
-    }
-
-    #[test]
-    fn a62_a_source_far_behind_holds_only_while_it_catches_up() {
-        let hour = 3_600;
-        let now = 50 * hour;
-        let mut marks = Watermark::new(1, 0, 10, now).with_behind_max(Some(hour));
-        for device in ["live", "slow", "dead"] {
-            marks.declare(0, device, None, true);
-        }
-        // `dead` has no battery for its clock, `slow` sends what it kept while its link was down.
-        seen(&mut marks, "live", now);
-        seen(&mut marks, "slow", now - 3 * hour);
-        assert_eq!(seen(&mut marks, "dead", 100), Some(100));
-        for second in 1..=10 {
-            tick(&mut marks, now + second);
-            seen(&mut marks, "live", now + second);
-            seen(&mut marks, "slow", now - 3 * hour + 600 * second);
-            assert_eq!(seen(&mut marks, "dead", 100 + second), Some(100 + second), "still held");
-        }
-        tick(&mut marks, now + 11);
-        assert_eq!(marks.current(), Some(now - 3 * hour + 600 * 10), "`slow` gains and holds");
-        for second in 11..40 {
-            tick(&mut marks, now + second);
-            seen(&mut marks, "dead", 100 + second);
-            seen(&mut marks, "live", now + second);
-            seen(&mut marks, "slow", (now - 3 * hour + 600 * second).min(now + second));
-        }
-        assert_eq!(marks.current(), Some(now + 39), "both are there");
-        // Its clock is set: it holds again.
-        seen(&mut marks, "dead", now + 39);
-        tick(&mut marks, now + 41);
-        seen(&mut marks, "live", now + 60);
-        assert_eq!(seen(&mut marks, "slow", now + 60), Some(now + 39));
-    }
-
-    #[test]
-    fn sources_that_come_back_raise_it_together() {
-        let mut marks = Watermark::new(1, 21, 100, 0);
-        marks.declare(0, "c", Some(114), false);
-        marks.declare(0, "a", Some(93), false);
-        marks.resume(Some(70));
-        assert_eq!(marks.current(), Some(72));
-        assert_eq!(seen(&mut marks, "a", 100), Some(79));
-    }
-
-    #[test]
-    fn f11_a_watermark_that_a_wrong_clock_made_is_given_up() {
-        let mut marks = Watermark::new(1, 0, 10, 0);
-        let (wrong, right) = (1_000_000, 500);
-        tick(&mut marks, wrong);
-        seen(&mut marks, "a", 480);
-        seen(&mut marks, "b", wrong);
-        tick(&mut marks, wrong + 10);
-        assert_eq!(marks.current(), Some(wrong + 10), "both silent");
-        tick(&mut marks, right);
-        marks.rebase(right);
-        assert_eq!(marks.current(), None);
-        assert_eq!(seen(&mut marks, "a", 490), Some(490), "b is idle");
-        assert_eq!(seen(&mut marks, "b", 495), Some(490));
-    }
-
-    /// With a look at all others for each, 100,000 devices took minutes to join.
-    #[test]
-    fn many_sources_join_without_a_look_at_each_other() {
-        let mut marks = Watermark::new(1, 0, 1_000, 0);
-        for device in 0..5_i64 {
-            seen(&mut marks, &device.to_string(), 100 - device);
-            assert_eq!((marks.low, marks.holders, marks.unmarked), (Some(100 - device), 1, 0));
-            assert!(!marks.stale, "nothing is left to look for");
-        }
-        assert_eq!(marks.current(), Some(100), "never back");
-        marks.source(0, "no mark yet");
-        assert_eq!((marks.low, marks.unmarked), (Some(96), 1));
-    }
-
-    #[test]
-    fn many_idle_sources_are_forgotten_and_hold_nothing() {
-        let mut marks = Watermark::new(1, 0, 10, 0);
-        marks.declare(0, "kept", None, true);
-        for device in 0..SOURCES_MAX {
-            seen(&mut marks, &device.to_string(), 1);
-        }
-        assert_eq!(marks.sources().len(), SOURCES_MAX + 1);
-        tick(&mut marks, 20);
-        assert_eq!(marks.sources().len(), 1);
-        assert_eq!(seen(&mut marks, "kept", 30), Some(30));
-        assert_eq!(seen(&mut marks, "17", 31), Some(30));
-    }
+/// A time as a mark.
+fn marked(time: i64) -> i64 {
+    time.clamp(UNMARKED + 1, NOWHERE - 1)
 }
+
+#[cfg(test)]
+mod tests;

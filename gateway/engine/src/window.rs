@@ -255,6 +255,31 @@ impl Window {
         (end <= last).then_some(end)
     }
 
+    /// End of the last window that holds `pane`; the pane's own end for windows that are not
+    /// aligned.
+    pub(crate) fn last_end(&self, pane: Bounds) -> i64 {
+        match *self {
+            Self::Hopping { size, step, offset } => {
+                let last = wide(pane.start) + wide(size);
+                let over = (last - wide(offset) - wide(size)).rem_euclid(wide(step));
+                cut(last - over).max(pane.end)
+            }
+            Self::Cumulative { size, .. } => cell(pane.start, size, 0).end,
+            Self::Calendar { days, step: Some(_) } => days.span_of(pane.start).end,
+            _ => pane.end,
+        }
+    }
+
+    /// From one end of a window to the next, where panes are in several; the last one of a day may
+    /// be nearer.
+    pub(crate) fn end_step(&self) -> Option<i64> {
+        match *self {
+            Self::Hopping { step, .. } | Self::Cumulative { step, .. } => Some(step),
+            Self::Calendar { step, .. } => step,
+            _ => None,
+        }
+    }
+
     /// Where the next window starts: what comes before it, the next window needs to know from
     /// this one. `None` where a window begins with its first row.
     pub fn next_start(&self, window: Bounds) -> Option<i64> {

@@ -86,6 +86,8 @@ pub(super) struct Timed {
     pub(super) took: Duration,
     /// Input rows that results speak of: the sum of their column `n`.
     pub(super) counted: u64,
+    /// The most bytes that open windows held after an event.
+    pub(super) held_max: u64,
 }
 
 impl Timed {
@@ -111,7 +113,7 @@ impl Timed {
             query = query.recomputed();
         }
         let stream = Stream::new(spec, query, 0)?;
-        Ok(Self { stream, position: 0, took: Duration::ZERO, counted: 0 })
+        Ok(Self { stream, position: 0, took: Duration::ZERO, counted: 0, held_max: 0 })
     }
 
     pub(super) async fn rows(&mut self, batch: RecordBatch) -> anyhow::Result<Effects> {
@@ -132,6 +134,7 @@ impl Timed {
         drop(self.stream.progress());
         self.stream.submitted();
         self.took += start.elapsed();
+        self.held_max = self.held_max.max(self.stream.counts().open_bytes);
         self.counted += effects.results.iter().map(|output| sum_of_n(&output.batch)).sum::<u64>();
         Ok(effects)
     }

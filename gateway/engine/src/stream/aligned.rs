@@ -11,15 +11,17 @@
 //! the order in which their groups first came, pane after pane.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
 use bytes::Bytes;
 
 use super::StreamError;
-use super::blocks::{BLOCKS_MIN, Blocks, FAN, Place, cover, panes_of};
+use super::blocks::{BLOCKS_MIN, Blocks, FAN, Place, cover, panes_of, parts};
+use super::ends::OpenEnds;
 use super::frames::{Closed, Input, Sources};
-use super::piece::{Limits, Piece, Weight};
+use super::piece::{Limits, Piece, Size, Weight};
 use super::refill::Arrival;
 use super::rows::{Mix, in_large_batches};
 use super::snapshot::Snapshots;
@@ -40,6 +42,7 @@ pub(super) struct Aligned {
     pieces: BTreeMap<Key, Piece>,
     /// For each pane the end of its next window; windows without rows are not in here.
     ends: BTreeSet<i64>,
+    open: OpenEnds,
     weight: Weight,
     rows: u64,
     folding: Option<Folding>,
@@ -55,6 +58,8 @@ struct Folding {
     /// Pieces to which rows were added since the last fold.
     touched: BTreeSet<Key>,
     limits: Limits,
+    /// How large the state was that rows were last folded into because there were enough.
+    size: Size,
     /// Bytes that the stream may hold.
     memory_max: usize,
 }
@@ -74,9 +79,11 @@ impl Aligned {
             snapshots: Snapshots::default(),
             touched: BTreeSet::new(),
             limits: Limits::new(memory_max),
+            size: Size::default(),
             memory_max,
         });
         Self {
+            open: OpenEnds::new(window.end_step()),
             window,
             tables,
             pieces: BTreeMap::new(),
@@ -94,9 +101,15 @@ impl Aligned {
         watermark: &mut Watermark,
     ) -> Result<Vec<u32>, StreamError> {
         let columns = &arrival.columns;
+        let mut sources = Sources::of(arrival);
+        if let Some(key) = self.key_of_all(&columns.times()[new..], watermark) {
+            sources.observe_rows(watermark, new..columns.len());
+            let rows = (0_u32..).take(columns.len()).skip(new).collect();
+            self.add(key, arrival, rows)?;
+            return Ok(Vec::new());
+        }
         let mut panes: BTreeMap<Key, Vec<u32>> = BTreeMap::new();
         let mut late: Vec<u32> = Vec::new();
-        let mut sources = Sources::of(arrival);
         // The rows at hand of one pane. It starts as one that holds nothing.
         let mut pane = Bounds { start: 0, end: 0 };
         let (mut end, mut run): (i64, Vec<u32>) = (0, Vec::new());
@@ -118,7 +131,7 @@ impl Aligned {
             } else {
                 run.push(row);
             }
-            sources.observe(watermark, row, time);
+            sources.observe(watermark, row as usize, time);
         }
         if !run.is_empty() {
             panes.entry((pane.start, end)).or_default().extend(run);
@@ -127,6 +140,16 @@ impl Aligned {
             self.add(key, arrival, rows)?;
         }
         Ok(late)
+    }
+
+    /// Where rows of these times belong, if they are all of one pane, and none of them can bring the
+    /// watermark to the end of its first open window. So it is with nearly all batches.
+    fn key_of_all(&self, times: &[i64], watermark: &mut Watermark) -> Option<Key> {
+        let (least, most) = (*times.iter().min()?, *times.iter().max()?);
+        let pane = self.window.pane_of(least);
+        let end = self.open_end(pane, watermark)?;
+        let in_it = most < pane.end && watermark.at_most(most) < Some(end);
+        in_it.then_some((pane.start, end))
     }
 
     /// End of the first window of a pane that is not over.
@@ -170,6 +193,7 @@ impl Aligned {
             let piece = Piece::new(self.tables);
             self.weight.add(piece.weight());
             self.ends.insert(key.1);
+            self.open.add(key.1, self.window.last_end(self.window.pane_of(key.0)));
             piece
         });
         self.weight.take(piece.weight());
@@ -185,7 +209,7 @@ impl Aligned {
             return;
         };
         let tight = self.weight.rows > folding.memory_max / 4;
-        let limits = folding.limits;
+        let (limits, mut size) = (folding.limits, folding.size);
         let keys: Vec<Key> = if tight {
             folding.touched.clear();
             self.pieces.keys().copied().collect()
@@ -194,10 +218,14 @@ impl Aligned {
         };
         let mut folded = false;
         for key in keys {
-            let full = |piece: &Piece| piece.is_full(&limits, tight);
+            let full = |piece: &Piece| piece.is_full(&limits, size, tight);
             if self.pieces.get(&key).is_some_and(full) {
                 folded |= self.fold_piece(key, query).await.is_ok();
+                size = self.pieces.get(&key).and_then(Piece::size).unwrap_or(size);
             }
+        }
+        if let Some(folding) = &mut self.folding {
+            folding.size = size;
         }
         if folded && may_store {
             self.store(query).await;
@@ -260,6 +288,7 @@ impl Aligned {
             return None;
         }
         self.ends.pop_first();
+        self.open.close(end);
         let bounds = self.window.ending_at(end);
         let range = (bounds.start, i64::MIN)..(end, i64::MIN);
         let in_it = |(key, _): &(&Key, &Piece)| key.1 <= end;
@@ -341,11 +370,64 @@ impl Aligned {
             by_pane.entry(self.window.pane_index(key.0)).or_default().push(*key);
         }
         let first = self.window.pane_index(bounds.start);
+        let (left, middle, right) = parts(&cover(first..first + self.window.panes_in(bounds)));
         let mut states = Vec::new();
-        for place in cover(first..first + self.window.panes_in(bounds)) {
+        for place in left {
+            states.extend(self.block(place, bounds.end, &by_pane, query).await?);
+        }
+        states.extend(self.middle(&middle, bounds.end, &by_pane, query).await?);
+        for place in right {
             states.extend(self.block(place, bounds.end, &by_pane, query).await?);
         }
         Ok(Input::States(states))
+    }
+
+    /// States of the blocks in the middle of a window that ends at `end`, which the windows after
+    /// it share: merged once for all of them.
+    async fn middle(
+        &mut self,
+        places: &[Place],
+        end: i64,
+        by_pane: &BTreeMap<i64, Vec<Key>>,
+        query: &mut Query,
+    ) -> Result<Vec<RecordBatch>, SqlError> {
+        let (Some(first), Some(last)) = (places.first(), places.last()) else {
+            return Ok(Vec::new());
+        };
+        let panes = panes_of(*first).start..panes_of(*last).end;
+        let kept = self.folding.as_ref().and_then(|folding| folding.blocks.middle(&panes));
+        if let Some(block) = kept {
+            let (mut states, upto) = (block.states.clone(), block.upto);
+            self.beside(panes, Some(upto), by_pane, &mut states);
+            return Ok(states);
+        }
+        let mut states = Vec::new();
+        for place in places {
+            states.extend(self.block(*place, end, by_pane, query).await?);
+        }
+        if states.len() > 1 {
+            states = vec![query.reduce(states).await?];
+            if let Some(folding) = &mut self.folding {
+                folding.blocks.put_middle(panes, end, states.clone());
+            }
+        }
+        Ok(states)
+    }
+
+    /// Adds the states of pieces of these panes that came after `after`.
+    fn beside(
+        &self,
+        panes: Range<i64>,
+        after: Option<i64>,
+        by_pane: &BTreeMap<i64, Vec<Key>>,
+        states: &mut Vec<RecordBatch>,
+    ) {
+        for key in by_pane.range(panes).flat_map(|(_, keys)| keys) {
+            if after.is_none_or(|after| key.1 > after) {
+                let piece = self.pieces.get(key);
+                states.extend(piece.into_iter().flat_map(|piece| piece.states().iter().cloned()));
+            }
+        }
     }
 
     /// States of the panes of a block, for a window that ends at `end` and of which they all are.
@@ -366,12 +448,7 @@ impl Aligned {
             }
         };
         // What came after the block was merged lies beside it.
-        for key in by_pane.range(panes_of(place)).flat_map(|(_, keys)| keys) {
-            if after.is_none_or(|after| key.1 > after) {
-                let piece = self.pieces.get(key);
-                states.extend(piece.into_iter().flat_map(|piece| piece.states().iter().cloned()));
-            }
-        }
+        self.beside(panes_of(place), after, by_pane, &mut states);
         Ok(states)
     }
 
@@ -417,21 +494,9 @@ impl Aligned {
         self.rows
     }
 
-    /// Open windows that have rows: the ends of each pane's windows, each counted once.
+    /// Open windows that have rows.
     pub(super) fn len(&self) -> usize {
-        let (mut open, mut counted) = (0, None);
-        for &(start, first) in self.pieces.keys() {
-            let pane = self.window.pane_of(start);
-            // Ends rise from pane to pane: what the pane before had is counted.
-            let closed = self.ends.first().map(|end| end - 1);
-            let after = [counted, closed, Some(first - 1)].into_iter().flatten().max();
-            let mut next = self.window.first_end(pane, after);
-            while let Some(end) = next {
-                (open, counted) = (open + 1, Some(end));
-                next = self.window.first_end(pane, counted);
-            }
-        }
-        open
+        self.open.len()
     }
 
     /// Whether states of pieces are stored, or will be with the next progress.
@@ -471,6 +536,7 @@ impl Aligned {
                 return Err(StreamError::Progress("a pane's state is of no open window".into()));
             };
             self.ends.insert(end.max(key.1));
+            self.open.add(end.max(key.1), self.window.last_end(pane));
             rows += piece.mix().rows();
             self.weight.add(piece.weight());
             self.pieces.insert(key, piece);

@@ -1,8 +1,10 @@
 //! States of many panes merged, so that a window that overlaps others need not merge all its panes.
 //!
-//! Promise: a window of `n` panes is made of at most some `6 × log4(n)` states; each pane is merged
-//! into a block once on each level, a third of a merge a pane in all, and blocks weigh a third of
-//! what the panes do. A block is four of the level below, aligned to its size. It knows no rows.
+//! Promise: a window of `n` panes is covered by at most some `6 × log4(n)` blocks; each pane is
+//! merged into a block once on each level, a third of a merge a pane in all, and blocks weigh a third
+//! of what the panes do. A block is four of the level below, aligned to its size. The large blocks
+//! of a cover stay for many windows and are merged once more, into its middle, so that a window is
+//! made of some seven states. It knows no rows.
 //! Not two stacks, as for windows that lose their oldest pane only: rows may come late for some of
 //! their windows, and running totals never lose one.
 
@@ -17,6 +19,9 @@ use super::piece::states_bytes;
 pub(super) const FAN: i64 = 4;
 /// A window of fewer panes merges them all.
 pub(super) const BLOCKS_MIN: i64 = 8;
+/// Blocks of this level and above make a window's middle: of sixteen windows that follow each other
+/// by a pane, some eight share it.
+const MIDDLE_LEVEL: u32 = 2;
 /// 4^20 panes are more than a window may have.
 const LEVEL_MAX: u32 = 20;
 
@@ -49,6 +54,15 @@ pub(super) fn cover(panes: Range<i64>) -> Vec<Place> {
     places
 }
 
+/// A cover's small blocks to the left, its large ones, and its small ones to the right.
+pub(super) fn parts(cover: &[Place]) -> (Vec<Place>, Vec<Place>, Vec<Place>) {
+    let large = |(level, _): &Place| *level >= MIDDLE_LEVEL;
+    // Levels rise, then fall.
+    let first = cover.iter().position(large).unwrap_or(cover.len());
+    let end = cover.iter().rposition(large).map_or(first, |last| last + 1);
+    (cover[..first].to_vec(), cover[first..end].to_vec(), cover[end..].to_vec())
+}
+
 /// What four blocks of the level below, or four panes, were merged into.
 #[derive(Debug, Clone)]
 pub(super) struct Block {
@@ -63,12 +77,25 @@ pub(super) struct Block {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     blocks: BTreeMap<Place, Block>,
+    /// That of the last window.
+    middle: Option<(Range<i64>, Block)>,
     bytes: usize,
 }
 
 impl Blocks {
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes + self.middle.as_ref().map_or(0, |(_, block)| block.bytes)
+    }
+
+    /// What the panes `panes` were merged into, if these were the last window's middle.
+    pub(super) fn middle(&self, panes: &Range<i64>) -> Option<&Block> {
+        self.middle.as_ref().filter(|(kept, _)| kept == panes).map(|(_, block)| block)
+    }
+
+    /// Keeps a window's middle in place of the one before.
+    pub(super) fn put_middle(&mut self, panes: Range<i64>, upto: i64, states: Vec<RecordBatch>) {
+        let bytes = states.iter().map(states_bytes).sum();
+        self.middle = Some((panes, Block { upto, states, bytes }));
     }
 
     pub(super) fn get(&self, place: Place) -> Option<&Block> {
@@ -86,6 +113,7 @@ impl Blocks {
 
     /// Forgets the blocks that begin before the pane `first`: windows only move on.
     pub(super) fn forget(&mut self, first: i64) {
+        self.middle.take_if(|(panes, _)| panes.start < first);
         let bytes = &mut self.bytes;
         self.blocks.retain(|place, block| {
             let kept = panes_of(*place).start >= first;
@@ -132,6 +160,12 @@ mod tests {
             prop_assert_eq!(at, start + panes);
             // log4(20,000) is 7.2; three to the left and three to the right on each level.
             prop_assert!(places.len() <= 6 * 8);
+            let (left, middle, right) = parts(&places);
+            prop_assert_eq!([&left[..], &middle, &right].concat(), places);
+            // Without a middle both sides are one.
+            prop_assert!(left.len() <= if middle.is_empty() { 12 } else { 6 });
+            prop_assert!(right.len() <= 6);
+            prop_assert!(middle.iter().all(|(level, _)| *level >= 2));
         }
     }
 
@@ -151,11 +185,17 @@ mod tests {
         assert!(one >= 24);
         blocks.put((1, 0), 6, vec![states.clone()], true);
         assert_eq!(blocks.bytes(), one);
-        blocks.put((1, 1), 6, vec![states], false);
+        blocks.put((1, 1), 6, vec![states.clone()], false);
         blocks.put((2, 0), 6, vec![], true);
         assert_eq!(blocks.bytes(), one);
+        blocks.put_middle(16..48, 6, vec![states]);
+        assert_eq!(blocks.bytes(), 2 * one);
+        assert!(blocks.middle(&(16..48)).is_some() && blocks.middle(&(16..64)).is_none());
         blocks.forget(1);
-        assert_eq!(blocks.bytes(), 0);
+        assert_eq!(blocks.bytes(), one, "the middle begins later");
         assert!(blocks.get((1, 1)).is_some() && blocks.get((2, 0)).is_none());
+        blocks.forget(17);
+        assert_eq!(blocks.bytes(), 0);
+        assert!(blocks.get((1, 1)).is_none() && blocks.middle(&(16..48)).is_none());
     }
 }

@@ -49,10 +49,7 @@ impl Counted {
         new: usize,
         watermark: &mut Watermark,
     ) -> Result<Vec<u32>, StreamError> {
-        let mut sources = Sources::of(arrival);
-        for (row, &time) in (0_u32..).zip(arrival.columns.times()).skip(new) {
-            sources.observe(watermark, row, time);
-        }
+        Sources::of(arrival).observe_rows(watermark, new..arrival.columns.len());
         let known = (0_u32..).take(arrival.columns.len());
         self.take(arrival, &known.skip(new).collect::<Vec<u32>>())?;
         Ok(Vec::new())

@@ -5,6 +5,8 @@
 //! [`Frames::refill`] the open windows are what they were. It runs no SQL, counts nothing but rows
 //! and bytes that it holds, and knows no clock. Adding a kind means a variant here and its module.
 
+use std::ops::Range;
+
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
 use bytes::Bytes;
@@ -354,6 +356,9 @@ impl Frames {
     }
 }
 
+/// After so many rows that came out of turn it is looked again whether rows come in turn.
+const TURN_RETRY: usize = 8;
+
 /// Shows rows to the watermark; rows of one source in a row are looked up once.
 pub(super) struct Sources<'a> {
     arrival: &'a Arrival,
@@ -365,9 +370,30 @@ impl<'a> Sources<'a> {
         Self { arrival, last: None }
     }
 
+    /// These rows have been applied, one after the other.
+    pub(super) fn observe_rows(&mut self, watermark: &mut Watermark, rows: Range<usize>) {
+        let columns = &self.arrival.columns;
+        let (devices, times) = (columns.devices(), &columns.times()[..rows.end]);
+        let (mut row, mut next_try, mut failed) = (rows.start, rows.start, false);
+        while row < rows.end {
+            if let Some(devices) = devices.filter(|_| row >= next_try) {
+                let turn = watermark.observe_turn(devices, times, row);
+                if turn > 0 {
+                    (row, self.last, failed) = (row + turn, None, false);
+                    continue;
+                }
+                // Where only one device was left out, its successor is found with this row.
+                next_try = row + if failed { TURN_RETRY } else { 1 };
+                failed = true;
+            }
+            self.observe(watermark, row, times[row]);
+            row += 1;
+        }
+    }
+
     /// A row with this time has been applied.
-    pub(super) fn observe(&mut self, watermark: &mut Watermark, row: u32, time: i64) {
-        let device = self.arrival.columns.device(row as usize);
+    pub(super) fn observe(&mut self, watermark: &mut Watermark, row: usize, time: i64) {
+        let device = self.arrival.columns.device(row);
         let source = match self.last {
             Some((known, source)) if known == device => source,
             _ => watermark.source(self.arrival.table, device),

@@ -17,15 +17,59 @@ use crate::bytes::batch_bytes;
 
 /// What a batch costs beside its rows, in bytes, and each row beside its values.
 const BATCH_COST: usize = 256;
-const ROW_COST: usize = size_of::<u64>() + size_of::<bool>();
+const ROW_COST: usize = size_of::<bool>();
 
 /// A batch is copied down when fewer than one in so many of its rows is left.
 const LEFT_MIN: usize = 4;
 
+/// The rising log positions of a batch's rows.
+#[derive(Debug)]
+enum Positions {
+    /// One after the other from this one on.
+    From(u64),
+    /// One for each row.
+    Each(Vec<u64>),
+}
+
+impl Positions {
+    fn new(positions: Vec<u64>) -> Self {
+        match (positions.first(), positions.last()) {
+            (Some(first), Some(last)) if last - first + 1 == positions.len() as u64 => {
+                Self::From(*first)
+            }
+            _ => Self::Each(positions),
+        }
+    }
+
+    fn of(&self, row: usize) -> u64 {
+        match self {
+            Self::From(first) => first + row as u64,
+            Self::Each(positions) => positions[row],
+        }
+    }
+
+    /// The row at a position, of so many.
+    fn row(&self, position: u64, rows: usize) -> Option<usize> {
+        match self {
+            Self::From(first) => {
+                let row = usize::try_from(position.checked_sub(*first)?).ok()?;
+                (row < rows).then_some(row)
+            }
+            Self::Each(positions) => positions.binary_search(&position).ok(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::From(_) => 0,
+            Self::Each(positions) => positions.len() * size_of::<u64>(),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Slot {
-    /// Rising log positions, one for each row.
-    positions: Vec<u64>,
+    positions: Positions,
     batch: RecordBatch,
     gone: Vec<bool>,
     /// The first row that is left.
@@ -36,25 +80,25 @@ struct Slot {
 
 impl Slot {
     fn new(positions: Vec<u64>, batch: RecordBatch) -> Self {
-        let rows = batch.num_rows();
-        let bytes = BATCH_COST + batch_bytes(&batch) + ROW_COST * rows;
+        let (rows, positions) = (batch.num_rows(), Positions::new(positions));
+        let bytes = BATCH_COST + batch_bytes(&batch) + ROW_COST * rows + positions.bytes();
         Self { positions, batch, gone: vec![false; rows], head: 0, left: rows, bytes }
     }
 
     fn row(&self, position: u64) -> Option<usize> {
-        // Without a gap before it, as nearly always, it stands where it should.
-        let ahead = position.checked_sub(*self.positions.first()?)?;
-        match usize::try_from(ahead).ok().filter(|at| self.positions.get(*at) == Some(&position)) {
-            Some(at) => Some(at),
-            None => self.positions.binary_search(&position).ok(),
-        }
+        self.positions.row(position, self.gone.len())
+    }
+
+    /// The first position that is left.
+    fn first(&self) -> Option<u64> {
+        (self.head < self.gone.len()).then(|| self.positions.of(self.head))
     }
 
     /// The rows that are left.
     fn shrunk(&self) -> Result<(Vec<u64>, RecordBatch), ArrowError> {
         let rows = (0_u32..).zip(&self.gone).filter(|(_, gone)| !**gone).map(|(row, _)| row);
         let rows: Vec<u32> = rows.collect();
-        let positions = rows.iter().map(|row| self.positions[*row as usize]).collect();
+        let positions = rows.iter().map(|row| self.positions.of(*row as usize)).collect();
         Ok((positions, take_record_batch(&self.batch, &UInt32Array::from(rows))?))
     }
 }
@@ -105,8 +149,7 @@ impl Kept {
 
     /// Lowest log position of a table's row that is left.
     pub(super) fn first_position(&self, table: usize) -> Option<u64> {
-        let first = self.tables[table].slots.values().next()?;
-        first.positions.get(first.head).copied()
+        self.tables[table].slots.values().next()?.first()
     }
 
     /// Holds these rows of a batch whose first has log position `position`. Rows of one table come
@@ -135,9 +178,9 @@ impl Kept {
     }
 
     fn put(&mut self, table: usize, slot: Slot) {
-        if let Some(first) = slot.positions.first() {
+        if let Some(first) = slot.first() {
             self.bytes += slot.bytes;
-            self.tables[table].slots.insert(*first, slot);
+            self.tables[table].slots.insert(first, slot);
         }
     }
 
@@ -223,8 +266,8 @@ impl Table {
             self.slots.remove(&first);
         }
         let after = slot.bytes;
-        if let Some(first) = slot.positions.first() {
-            self.slots.insert(*first, slot);
+        if let Some(first) = slot.first() {
+            self.slots.insert(first, slot);
         }
         Ok((before, after))
     }
@@ -286,12 +329,12 @@ mod tests {
     #[test]
     fn what_is_held_stays_near_what_is_needed() {
         let mut kept = Kept::new(1);
-        // 10 batches of 1,000 rows of 16 bytes, and 9 for each row beside them.
+        // 10 batches of 1,000 rows of 16 bytes, and one for each row beside them.
         for first in (0..10_000).step_by(1000) {
             let rows: Vec<u32> = (0..1000).collect();
             kept.add(0, first, &columns(first..first + 1000), &rows).unwrap();
         }
-        assert_eq!(kept.bytes(), 10_000 * 25 + 10 * BATCH_COST);
+        assert_eq!(kept.bytes(), 10_000 * 17 + 10 * BATCH_COST);
         // One row in a thousand stays: ten rows in one batch.
         for position in (0..10_000).filter(|position| position % 1000 != 7) {
             kept.free(0, position);
@@ -307,7 +350,7 @@ mod tests {
         for position in 0..640 {
             kept.add(0, position, &columns(position..position + 1), &[0]).unwrap();
         }
-        assert_eq!(kept.bytes(), 640 * 25 + 10 * BATCH_COST);
+        assert_eq!(kept.bytes(), 640 * 17 + 10 * BATCH_COST);
         assert_eq!(values(&kept, &[639, 0, 64, 63]), [639, 0, 64, 63]);
         for position in 0..640 {
             kept.free(0, position);

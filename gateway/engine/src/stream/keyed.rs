@@ -6,25 +6,22 @@
 //! rows of its key that were late, stands beside the progress, and is written when it changes.
 //! Source: design page "The engine", section Windows.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
 use super::StreamError;
 use super::frames::{Ended, Run, Settled};
+use super::growing::{Growing, Windows};
 use super::keys::{Key, KeyColumns, Keys};
+use super::late::{Late, Pieces, put_place, read_piece, read_place};
 use super::order::{Order, Place, Waiting, place};
 use super::progress::{Reader, put_length};
 use super::refill::Arrival;
-use super::rows::Mix;
 use crate::sql::{Condition, SqlError};
 use crate::store::StateChange;
 use crate::watermark::Watermark;
 use crate::window::Bounds;
-
-/// What an open window costs beside its rows, in bytes, and each of its rows.
-const WINDOW_COST: usize = 256;
-const MEMBER_COST: usize = size_of::<Place>();
 
 /// When a key's window begins and ends.
 #[derive(Debug)]
@@ -34,23 +31,6 @@ pub(super) enum Rule {
     /// From a row for which `begin` holds to the next one for which `end` does, both inside, or
     /// until `length_max` after the first.
     State { begin: Condition, end: Condition, length_max: i64 },
-}
-
-/// A window that has not ended.
-#[derive(Debug)]
-struct Open {
-    first: Place,
-    /// Time of the last row.
-    last: i64,
-    members: Vec<Place>,
-    /// Rows of the key that came too late for it: log positions by table.
-    late: BTreeSet<(usize, u64)>,
-    mix: Mix,
-    /// The entry in `ends`: the window does not end before.
-    due: i64,
-    /// Its state's key in the store, and whether it is there.
-    number: u64,
-    stored: bool,
 }
 
 /// In which order windows close: by their end; those that time ends before those that a row ends,
@@ -63,21 +43,19 @@ pub(super) struct Keyed {
     rule: Rule,
     order: Order,
     keys: Keys,
-    open: HashMap<Key, Open>,
-    /// Each open window once, by a time before which it does not end.
+    open: Windows,
+    /// Each open window once, by when it is due.
     ends: BTreeSet<(i64, Key)>,
     /// Windows that have ended and were not taken out yet.
-    ended: BTreeMap<Rank, Open>,
+    ended: BTreeMap<Rank, Box<Growing>>,
     /// Late rows of keys that may have a window.
     behind: Vec<(Key, Place)>,
-    /// Number of the next window.
+    /// Number of the next window or piece.
     next: u64,
     /// Open windows whose states in the store are not those of now, and states without a window.
     changed: BTreeMap<u64, Key>,
     gone: Vec<u64>,
-    /// Rows in windows.
-    members: u64,
-    late: usize,
+    pieces: Pieces,
     settled: Settled,
 }
 
@@ -90,15 +68,14 @@ impl Keyed {
             rule,
             order: Order::new(tables, at_once),
             keys: Keys::new(by),
-            open: HashMap::new(),
+            open: Windows::default(),
             ends: BTreeSet::new(),
             ended: BTreeMap::new(),
             behind: Vec::new(),
             next: 0,
             changed: BTreeMap::new(),
             gone: Vec::new(),
-            members: 0,
-            late: 0,
+            pieces: Pieces::default(),
             settled: Settled::default(),
         }
     }
@@ -185,10 +162,10 @@ impl Keyed {
             }
             keys.write(row, &mut text);
             let place = place(arrival, row);
-            let open = self.keys.find(&text).and_then(|key| self.open.get_mut(&key));
+            let open = self.keys.find(&text).and_then(|key| self.open.get_mut(key));
             if let Some(open) = open.filter(|open| open.first <= place && !open.missed(place)) {
                 open.take(place, arrival.columns.quality(row as usize));
-                self.members += 1;
+                self.open.members += 1;
                 rows.push(row);
             }
         }
@@ -208,16 +185,25 @@ impl Keyed {
             self.expire(due, key, mark);
         }
         for (key, place) in std::mem::take(&mut self.behind) {
-            // Only a row that could be taken for one of the window's at a restart.
-            if let Some(open) = self.open.get_mut(&key).filter(|open| open.first <= place)
-                && open.late.insert((place.table, place.position))
-            {
-                self.late += 1;
-                self.changed.insert(open.number, key);
-            }
+            self.miss(key, place);
             self.keys.release(key);
         }
         self.give()
+    }
+
+    /// Notes a late row that could be taken for one of its key's window at a restart.
+    fn miss(&mut self, key: Key, place: Place) {
+        let Some(open) = self.open.get_mut(key).filter(|open| open.first <= place) else {
+            return;
+        };
+        if open.late.note((place.table, place.position)) {
+            if let Some(piece) = open.late.split(open.number, self.next) {
+                self.pieces.made(self.next, piece);
+                self.next += 1;
+            }
+            self.changed.insert(open.number, key);
+            self.open.late += 1;
+        }
     }
 
     /// Takes out windows that have ended, some at once.
@@ -228,11 +214,13 @@ impl Keyed {
             let Some(((end, ..), mut open)) = self.ended.pop_first() else {
                 break;
             };
-            open.members.sort_unstable();
+            if !open.members.is_sorted() {
+                open.members.sort_unstable();
+            }
             let mut rows = vec![0; tables];
             open.members.iter().for_each(|place| rows[place.table] += 1);
             let settled = open.members.len() as u64;
-            self.members -= settled;
+            self.open.members -= settled;
             // None are left where the log has lost them.
             if settled > 0 {
                 let bounds = Bounds { start: open.first.time, end };
@@ -253,22 +241,20 @@ impl Keyed {
     /// A row comes to its key's window, or begins one, or is in none.
     fn come(&mut self, row: Waiting) {
         let time = row.place.time;
-        if let Some(open) = self.open.get(&row.key) {
-            let end = self.rule.end_of(open);
-            if time >= end {
-                self.end(row.key, end, None);
-            }
+        let end = self.open.get(row.key).map(|open| self.rule.end_of(open));
+        if let Some(end) = end.filter(|end| time >= *end) {
+            self.end(row.key, end, None);
         }
-        if let Some(open) = self.open.get_mut(&row.key) {
+        if let Some(open) = self.open.get_mut(row.key) {
             open.take(row.place, row.quality);
-            self.members += 1;
+            self.open.members += 1;
             if row.ends {
                 self.end(row.key, time, Some(row.place));
             }
         } else if row.begins || matches!(self.rule, Rule::Session { .. }) {
-            let mut open = Open::new(row.place, self.next);
+            let mut open = Growing::new(row.place, self.next);
             open.take(row.place, row.quality);
-            self.members += 1;
+            self.open.members += 1;
             self.keys.hold_again(row.key);
             self.changed.insert(open.number, row.key);
             self.begin(row.key, open);
@@ -279,16 +265,16 @@ impl Keyed {
     }
 
     /// Opens a window of a key that the caller has taken hold of.
-    fn begin(&mut self, key: Key, mut open: Open) {
+    fn begin(&mut self, key: Key, mut open: Growing) {
         open.due = self.rule.end_of(&open);
         self.next = self.next.max(open.number + 1);
         self.ends.insert((open.due, key));
-        self.open.insert(key, open);
+        self.open.put(key, open);
     }
 
     /// Ends a window that is over at `mark`, or finds when it is next to be looked at.
     fn expire(&mut self, due: i64, key: Key, mark: i64) {
-        let Some(open) = self.open.get_mut(&key) else {
+        let Some(open) = self.open.get_mut(key) else {
             self.ends.remove(&(due, key));
             return;
         };
@@ -303,10 +289,11 @@ impl Keyed {
     }
 
     fn end(&mut self, key: Key, end: i64, by: Option<Place>) {
-        if let Some(open) = self.open.remove(&key) {
+        if let Some(open) = self.open.remove(key) {
             self.ends.remove(&(open.due, key));
             self.keys.release(key);
-            self.late -= open.late.len();
+            self.open.late -= open.late.len();
+            self.pieces.remove(open.late.pieces());
             self.changed.remove(&open.number);
             if open.stored {
                 self.gone.push(open.number);
@@ -330,13 +317,11 @@ impl Keyed {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let members = usize::try_from(self.members).unwrap_or(usize::MAX);
-        let rows = members.saturating_mul(MEMBER_COST) + self.late * MEMBER_COST;
-        self.order.bytes() + self.keys.bytes() + self.open.len() * WINDOW_COST + rows
+        self.order.bytes() + self.keys.bytes() + self.open.bytes()
     }
 
     pub(super) fn rows(&self) -> u64 {
-        self.members + self.order.len() as u64
+        self.open.members + self.order.len() as u64
     }
 
     pub(super) fn len(&self) -> usize {
@@ -344,34 +329,34 @@ impl Keyed {
     }
 
     /// What has changed of the open windows since [`Keyed::submitted`]: for each its key, its first
-    /// row, and the rows that were late for it.
+    /// row, and the latest of the rows that were late for it; others of these have states of their
+    /// own.
     pub(super) fn changes(&self) -> Vec<StateChange> {
         let gone = self.gone.iter().map(|number| StateChange { key: *number, bytes: None });
         let changed = self.changed.iter().filter_map(|(number, key)| {
-            let bytes = Some(self.write(*key, self.open.get(key)?).into());
+            let bytes = Some(self.write(*key, self.open.get(*key)?).into());
             Some(StateChange { key: *number, bytes })
         });
-        gone.chain(changed).collect()
+        let pieces = self.pieces.changes().map(|(key, bytes)| StateChange { key, bytes });
+        gone.chain(changed).chain(pieces).collect()
     }
 
-    fn write(&self, key: Key, open: &Open) -> Vec<u8> {
+    fn write(&self, key: Key, open: &Growing) -> Vec<u8> {
         let (mut out, text) = (Vec::new(), self.keys.text(key));
         put_length(&mut out, text.len());
         out.extend(text);
         out.extend(open.first.time.to_le_bytes());
         put_place(&mut out, open.first.table, open.first.position);
-        put_length(&mut out, open.late.len());
-        for (table, position) in &open.late {
-            put_place(&mut out, *table, *position);
-        }
+        open.late.write(&mut out);
         out
     }
 
     /// Those changes are on their way into the store.
     pub(super) fn submitted(&mut self) {
         self.gone.clear();
+        self.pieces.submitted();
         for key in std::mem::take(&mut self.changed).into_values() {
-            if let Some(open) = self.open.get_mut(&key) {
+            if let Some(open) = self.open.get_mut(key) {
                 open.stored = true;
             }
         }
@@ -380,40 +365,43 @@ impl Keyed {
     /// Opens the windows that were, without their rows.
     pub(super) fn load(&mut self, states: &[(u64, Bytes)]) -> Result<(), StreamError> {
         let tables = self.order.kept.tables();
+        let (mut pieces, mut keys) = (Vec::new(), BTreeMap::new());
         for (number, state) in states {
-            let mut rest = Reader(state);
-            let length = rest.u32()? as usize;
-            let key = self.keys.hold(rest.bytes(length)?);
-            let time = i64::from_le_bytes(rest.take()?);
-            let (table, position) = read_place(&mut rest, tables)?;
-            let mut open = Open::new(Place { time, table, position }, *number);
-            for _ in 0..rest.u32()? {
-                open.late.insert(read_place(&mut rest, tables)?);
+            match read_piece(state, tables)? {
+                Some(piece) => pieces.push((*number, piece)),
+                None => drop(keys.insert(*number, self.load_window(*number, state)?)),
             }
-            rest.end()?;
-            if self.open.contains_key(&key) {
-                return Err(StreamError::Progress("two windows of one key".into()));
-            }
-            open.stored = true;
-            self.late += open.late.len();
-            self.begin(key, open);
+        }
+        for (number, piece) in pieces {
+            let window = keys.get(&piece.window).and_then(|key| self.open.get_mut(*key));
+            let Some(window) = window else {
+                return Err(StreamError::Progress("late rows of no window".into()));
+            };
+            let known = window.late.len();
+            window.late.join(number, piece.rows);
+            self.open.late += window.late.len() - known;
+            self.next = self.next.max(number.saturating_add(1));
         }
         Ok(())
     }
-}
 
-/// A place without its time: table u32, log position u64.
-pub(super) fn put_place(out: &mut Vec<u8>, table: usize, position: u64) {
-    put_length(out, table);
-    out.extend(position.to_le_bytes());
-}
-
-pub(super) fn read_place(rest: &mut Reader, tables: usize) -> Result<(usize, u64), StreamError> {
-    let table = rest.u32()? as usize;
-    if table >= tables {
-        return Err(StreamError::Progress("a row of no table".into()));
+    fn load_window(&mut self, number: u64, state: &[u8]) -> Result<Key, StreamError> {
+        let (mut rest, tables) = (Reader(state), self.order.kept.tables());
+        let length = rest.u32()? as usize;
+        let key = self.keys.hold(rest.bytes(length)?);
+        let time = i64::from_le_bytes(rest.take()?);
+        let (table, position) = read_place(&mut rest, tables)?;
+        let mut open = Growing::new(Place { time, table, position }, number);
+        open.late = Late::read(&mut rest, tables)?;
+        rest.end()?;
+        if self.open.get(key).is_some() {
+            return Err(StreamError::Progress("two windows of one key".into()));
+        }
+        open.stored = true;
+        self.open.late += open.late.len();
+        self.begin(key, open);
+        Ok(key)
     }
-    Ok((table, rest.u64()?))
 }
 
 /// For each row of a batch whether it begins and whether it ends a window; empty where no condition
@@ -431,35 +419,9 @@ impl Marks {
     }
 }
 
-impl Open {
-    fn new(first: Place, number: u64) -> Self {
-        Self {
-            number,
-            stored: false,
-            first,
-            last: first.time,
-            members: Vec::new(),
-            late: BTreeSet::new(),
-            mix: Mix::default(),
-            due: first.time,
-        }
-    }
-
-    /// Whether a row was late for it.
-    fn missed(&self, place: Place) -> bool {
-        self.late.contains(&(place.table, place.position))
-    }
-
-    fn take(&mut self, place: Place, quality: &'static str) {
-        self.last = self.last.max(place.time);
-        self.members.push(place);
-        self.mix.add(quality);
-    }
-}
-
 impl Rule {
     /// When time ends a window.
-    fn end_of(&self, open: &Open) -> i64 {
+    fn end_of(&self, open: &Growing) -> i64 {
         match self {
             Self::Session { gap, length_max } => {
                 let end = open.last.saturating_add(*gap);

@@ -5,6 +5,7 @@
 //! holds are given again, so that what is remembered is bounded by what is held.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, StringArray};
 use arrow::compute::cast;
@@ -21,17 +22,22 @@ pub(super) type Key = u32;
 
 #[derive(Debug)]
 struct Named {
-    text: Box<[u8]>,
+    text: Arc<[u8]>,
     holders: usize,
+    /// The key that came after it the last time. Devices take turns, as a rule in one order: then
+    /// a key is found by one comparison.
+    next: Key,
 }
 
 /// All keys that somebody holds.
 #[derive(Debug)]
 pub(super) struct Keys {
     by: Vec<String>,
-    index: HashMap<Box<[u8]>, Key>,
+    index: HashMap<Arc<[u8]>, Key>,
     named: Vec<Named>,
     free: Vec<Key>,
+    /// The one that was held last.
+    last: Key,
     bytes: usize,
 }
 
@@ -57,7 +63,8 @@ impl KeyColumns {
 
 impl Keys {
     pub(super) fn new(by: Vec<String>) -> Self {
-        Self { by, index: HashMap::new(), named: Vec::new(), free: Vec::new(), bytes: 0 }
+        let (index, named, free) = (HashMap::new(), Vec::new(), Vec::new());
+        Self { by, index, named, free, last: 0, bytes: 0 }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -87,12 +94,28 @@ impl Keys {
 
     /// Takes hold of a key.
     pub(super) fn hold(&mut self, text: &[u8]) -> Key {
-        if let Some(&key) = self.index.get(text) {
-            self.named[key as usize].holders += 1;
-            return key;
-        }
-        self.bytes += KEY_COST + 2 * text.len();
-        let named = Named { text: text.into(), holders: 1 };
+        let guess = self.named.get(self.last as usize).map_or(0, |last| last.next);
+        let guessed = self.named.get(guess as usize);
+        let fits = guessed.is_some_and(|named| named.holders > 0 && *named.text == *text);
+        let key = if fits {
+            guess
+        } else {
+            match self.index.get(text) {
+                Some(key) => *key,
+                None => self.add(text),
+            }
+        };
+        self.named[key as usize].holders += 1;
+        self.named[self.last as usize].next = key;
+        self.last = key;
+        key
+    }
+
+    /// Adds a key that nobody holds.
+    fn add(&mut self, text: &[u8]) -> Key {
+        let text: Arc<[u8]> = text.into();
+        self.bytes += KEY_COST + text.len();
+        let named = Named { text: Arc::clone(&text), holders: 0, next: 0 };
         let key = if let Some(key) = self.free.pop() {
             self.named[key as usize] = named;
             key
@@ -101,7 +124,7 @@ impl Keys {
             // As many as there are rows in memory.
             u32::try_from(self.named.len() - 1).unwrap_or(u32::MAX)
         };
-        self.index.insert(text.into(), key);
+        self.index.insert(text, key);
         key
     }
 
@@ -116,7 +139,7 @@ impl Keys {
         named.holders -= 1;
         if named.holders == 0 {
             let text = std::mem::take(&mut named.text);
-            self.bytes -= KEY_COST + 2 * text.len();
+            self.bytes -= KEY_COST + text.len();
             self.index.remove(&text);
             self.free.push(key);
         }

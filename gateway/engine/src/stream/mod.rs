@@ -9,11 +9,14 @@ mod aligned;
 mod blocks;
 mod border;
 mod counted;
+mod ends;
 mod frames;
+mod growing;
 mod judge;
 mod kept;
 mod keyed;
 mod keys;
+mod late;
 mod latest;
 mod order;
 mod piece;
@@ -315,13 +318,6 @@ impl Stream {
             (spec.name.clone(), *processed, *replay_from)
         };
         let tables = self.spec.tables.iter().zip(&self.processed).zip(&replay_from).map(table);
-        let source = |source: &crate::watermark::Source| {
-            (
-                u32::try_from(source.table).unwrap_or(u32::MAX),
-                source.device.to_string(),
-                source.high,
-            )
-        };
         let counts = self.counts();
         let refill = self.refill.as_ref();
         let stores = self.frames.as_ref().is_some_and(Frames::stores);
@@ -339,7 +335,7 @@ impl Stream {
             results: counts.results,
             open_rows: refill.map_or(counts.open_rows, |refill| refill.rows),
             tables: tables.collect(),
-            sources: self.watermark.sources().iter().map(source).collect(),
+            sources: self.watermark.marks().map(progress::mark_of).collect(),
             frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
             latest: self.last.save().to_vec(),
             clock_high: self.clock_high,

@@ -25,16 +25,24 @@ const STORED_COLUMN: usize = 384;
 const STORED_HEAD: usize = 512;
 
 /// When rows are folded and states stored.
+///
+/// Each fold begins with an empty table of groups and gives a state for each, so few rows at once
+/// cost more for each row: measured as a ratio to one aggregation over all rows, with 10 groups
+/// 0.52 for 1,000 rows, 0.85 for 8,192 and 0.93 for 50,000; with 1,000 groups 0.23, 0.68 and 0.90.
+/// Wide rows cost more to aggregate, so they are few for as good a ratio: what counts is bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Rows are folded when there are so many. Fewer at once cost more for each row, because each
-    /// fold begins with an empty table of groups: measured as a ratio to one aggregation over all
-    /// rows of 10 groups, 0.52 for 1,000 rows, 0.85 for 8,192 and 0.93 for 50,000.
+    /// Rows are folded when there are so many, which bounds what is left to do when a window
+    /// closes …
     pub(super) fold_rows: usize,
-    /// Of many groups, so many for each: with 1,000 groups 0.68 for 8,192 rows and 0.90 for 50,000.
+    /// … and so many for each group.
     pub(super) fold_rows_per_group: usize,
-    /// … or when they weigh so much in bytes.
+    /// … or when they weigh so much in bytes,
     pub(super) fold_bytes: usize,
+    /// and so much for each group, up to
+    pub(super) fold_bytes_per_group: usize,
+    /// so much in all; but never before they weigh twice what would stand in their place.
+    pub(super) fold_bytes_max: usize,
     /// Below so many bytes of rows no state is stored: they are read again in a moment.
     pub(super) store_bytes: usize,
     /// Rows weigh so many times as much as stored states that stand for them. A state is written
@@ -47,12 +55,22 @@ impl Limits {
     /// For a stream that may hold `memory_max` bytes.
     pub(super) fn new(memory_max: usize) -> Self {
         Self {
-            fold_rows: 16_384,
-            fold_rows_per_group: 50,
+            fold_rows: 65_536,
+            fold_rows_per_group: 150,
             fold_bytes: (4 << 20).min(memory_max / 8),
+            fold_bytes_per_group: 6 << 10,
+            fold_bytes_max: (8 << 20).min(memory_max / 8),
             store_bytes: 64 << 10,
             rows_per_state: 8,
         }
+    }
+
+    /// Whether so many rows, which weigh so much, are enough to be folded into states of this size.
+    fn full(&self, rows: usize, bytes: usize, size: Size) -> bool {
+        let per_group = self.fold_bytes_per_group.saturating_mul(size.groups);
+        let worth = self.fold_bytes.max(per_group.min(self.fold_bytes_max)).max(2 * size.bytes);
+        let many = self.fold_rows.max(self.fold_rows_per_group.saturating_mul(size.groups));
+        rows >= many || bytes >= worth
     }
 
     /// Whether states should be stored for what weighs so much.
@@ -60,6 +78,13 @@ impl Limits {
         weight.unstored >= self.store_bytes
             && weight.unstored >= self.rows_per_state.saturating_mul(weight.states)
     }
+}
+
+/// How large a state is that stands for all rows of a pane.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Size {
+    groups: usize,
+    bytes: usize,
 }
 
 /// Rows of one pane that came while the same window was the first of its open ones.
@@ -166,12 +191,19 @@ impl Piece {
         added
     }
 
-    /// Whether its rows should be folded; with `tight` all should that can be.
-    pub(super) fn is_full(&self, limits: &Limits, tight: bool) -> bool {
-        let rows = self.held.rows();
-        let enough = limits.fold_rows.max(limits.fold_rows_per_group * self.groups);
-        let full = tight || rows >= enough || self.held.bytes() >= limits.fold_bytes;
-        full && rows > self.retry
+    /// Whether its rows should be folded, where panes before it came to states of size `before`;
+    /// with `tight` all should that can be.
+    pub(super) fn is_full(&self, limits: &Limits, before: Size, tight: bool) -> bool {
+        let (rows, bytes) = (self.held.rows(), self.held.bytes());
+        let size = self.size().unwrap_or(before);
+        rows > self.retry && (tight || limits.full(rows, bytes, size))
+    }
+
+    /// How large its state is or would be; `None` where nothing was folded.
+    pub(super) fn size(&self) -> Option<Size> {
+        let rows: usize = self.states.iter().map(RecordBatch::num_rows).sum();
+        let bytes = self.states_bytes.saturating_mul(self.groups).checked_div(rows)?;
+        Some(Size { groups: self.groups, bytes })
     }
 
     /// Folds all rows that are not, and brings states down to one a group where they have grown to

@@ -6,6 +6,8 @@
 //! little-endian; text is a u32 length and UTF-8; an optional value is a byte 0 or 1 and the value.
 //! The store guards the bytes with a CRC. Version 1 was the base section alone, and is still read.
 
+use std::borrow::Cow;
+
 use super::{Counts, StreamError};
 use crate::sql::Query;
 
@@ -22,11 +24,13 @@ const PANES: u8 = 3;
 const LATEST: u8 = 5;
 /// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
 const TIME: u8 = 6;
+/// What a source takes beside its name, in bytes, at most.
+const SOURCE_MAX: usize = 4 + 4 + 1 + 8;
 const SECTIONS: [u8; 5] = [BASE, FRAMES, PANES, LATEST, TIME];
 
 /// What a stream remembers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Saved {
+pub(super) struct Saved<'a> {
     /// CRC32 of the window's definition: with another one, open windows cannot be refilled.
     pub(super) fingerprint: u32,
     pub(super) watermark: Option<i64>,
@@ -42,7 +46,7 @@ pub(super) struct Saved {
     /// Name, next log position to apply, lowest position that an open window needs.
     pub(super) tables: Vec<(String, u64, u64)>,
     /// Index into `tables`, device, highest event time.
-    pub(super) sources: Vec<(u32, String, Option<i64>)>,
+    pub(super) sources: Vec<(u32, Cow<'a, str>, Option<i64>)>,
     /// Open windows, where rows alone do not tell them.
     pub(super) frames: Vec<u8>,
     /// By which plan stored states were made, where there are some.
@@ -54,6 +58,13 @@ pub(super) struct Saved {
     pub(super) future: u64,
     pub(super) restamped: u64,
     pub(super) failed_out: u64,
+}
+
+/// What is saved of a source.
+pub(super) fn mark_of<'a>(
+    (table, device, high): (usize, &'a str, Option<i64>),
+) -> (u32, Cow<'a, str>, Option<i64>) {
+    (u32::try_from(table).unwrap_or(u32::MAX), Cow::Borrowed(device), high)
 }
 
 /// A plan that made states.
@@ -75,7 +86,7 @@ impl Plan {
     }
 }
 
-impl Saved {
+impl<'a> Saved<'a> {
     pub(super) fn counts(&self) -> Counts {
         Counts {
             accepted: self.accepted,
@@ -94,35 +105,33 @@ impl Saved {
 
     pub(super) fn write(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        let panes = self.panes.as_ref().map_or(Vec::new(), |plan| {
-            let mut out = plan.fingerprint.to_le_bytes().to_vec();
-            put_text(&mut out, &plan.sql);
-            out
-        });
-        let sections = [&self.base(), &self.frames, &panes, &self.latest, &self.time()];
-        for (tag, bytes) in SECTIONS.into_iter().zip(sections) {
-            if !bytes.is_empty() {
-                out.push(tag);
-                put_length(&mut out, bytes.len());
-                out.extend(bytes);
+        put_section(&mut out, BASE, |out| self.base(out));
+        put_section(&mut out, FRAMES, |out| out.extend(&self.frames));
+        put_section(&mut out, PANES, |out| {
+            if let Some(plan) = &self.panes {
+                out.extend(plan.fingerprint.to_le_bytes());
+                put_text(out, &plan.sql);
             }
-        }
+        });
+        put_section(&mut out, LATEST, |out| out.extend(&self.latest));
+        put_section(&mut out, TIME, |out| self.time(out));
         out
     }
 
-    fn time(&self) -> Vec<u8> {
+    fn time(&self, out: &mut Vec<u8>) {
         let counts = [self.future, self.restamped, self.failed_out];
         if self.clock_high == 0 && counts == [0; 3] {
-            return Vec::new();
+            return;
         }
-        let mut out = self.clock_high.to_le_bytes().to_vec();
+        out.extend(self.clock_high.to_le_bytes());
         out.extend(counts.iter().flat_map(|count| count.to_le_bytes()));
-        out
     }
 
-    fn base(&self) -> Vec<u8> {
-        let mut out = self.fingerprint.to_le_bytes().to_vec();
-        put_option(&mut out, self.watermark);
+    fn base(&self, out: &mut Vec<u8>) {
+        // With thousands of devices they are nearly all of it.
+        out.reserve(self.sources.iter().map(|(_, device, _)| SOURCE_MAX + device.len()).sum());
+        out.extend(self.fingerprint.to_le_bytes());
+        put_option(out, self.watermark);
         let numbers = [
             self.next_seq,
             self.accepted,
@@ -137,22 +146,21 @@ impl Saved {
         for number in numbers {
             out.extend(number.to_le_bytes());
         }
-        put_length(&mut out, self.tables.len());
+        put_length(out, self.tables.len());
         for (name, processed, replay_from) in &self.tables {
-            put_text(&mut out, name);
+            put_text(out, name);
             out.extend(processed.to_le_bytes());
             out.extend(replay_from.to_le_bytes());
         }
-        put_length(&mut out, self.sources.len());
+        put_length(out, self.sources.len());
         for (table, device, high) in &self.sources {
             out.extend(table.to_le_bytes());
-            put_text(&mut out, device);
-            put_option(&mut out, *high);
+            put_text(out, device);
+            put_option(out, *high);
         }
-        out
     }
 
-    pub(super) fn read(bytes: &[u8]) -> Result<Self, StreamError> {
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, StreamError> {
         let refused = |what: String| Err(StreamError::Progress(what));
         let mut rest = Reader(bytes);
         match rest.take::<1>()?[0] {
@@ -160,7 +168,7 @@ impl Saved {
             VERSION_WITHOUT_SECTIONS => return Self::read_base(rest),
             version => return refused(format!("version {version}, not {VERSION}")),
         }
-        let mut sections: [Option<&[u8]>; SECTIONS.len()] = [None; SECTIONS.len()];
+        let mut sections: [Option<&'a [u8]>; SECTIONS.len()] = [None; SECTIONS.len()];
         while !rest.0.is_empty() {
             let tag = rest.take::<1>()?[0];
             let length = rest.u32()? as usize;
@@ -195,7 +203,7 @@ impl Saved {
         if rest.0.is_empty() { Ok(()) } else { Err(StreamError::Progress("too long".into())) }
     }
 
-    fn read_base(mut rest: Reader) -> Result<Self, StreamError> {
+    fn read_base(mut rest: Reader<'a>) -> Result<Self, StreamError> {
         let mut saved = Self {
             fingerprint: rest.u32()?,
             watermark: rest.option()?,
@@ -214,7 +222,7 @@ impl Saved {
             saved.tables.push((rest.text()?, rest.u64()?, rest.u64()?));
         }
         for _ in 0..rest.u32()? {
-            let source = (rest.u32()?, rest.text()?, rest.option()?);
+            let source = (rest.u32()?, Cow::Borrowed(rest.borrowed_text()?), rest.option()?);
             if source.0 as usize >= saved.tables.len() {
                 return Err(StreamError::Progress("a source of no table".into()));
             }
@@ -223,6 +231,20 @@ impl Saved {
         rest.end()?;
         Ok(saved)
     }
+}
+
+/// Writes a section, or nothing where it has no bytes.
+fn put_section(out: &mut Vec<u8>, tag: u8, write: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend([tag, 0, 0, 0, 0]);
+    let first = out.len();
+    write(out);
+    if out.len() == first {
+        out.truncate(start);
+        return;
+    }
+    let length = u32::try_from(out.len() - first).unwrap_or(u32::MAX);
+    out[start + 1..first].copy_from_slice(&length.to_le_bytes());
 }
 
 pub(super) fn put_length(out: &mut Vec<u8>, length: usize) {
@@ -281,9 +303,13 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn text(&mut self) -> Result<String, StreamError> {
+        self.borrowed_text().map(str::to_owned)
+    }
+
+    fn borrowed_text(&mut self) -> Result<&'a str, StreamError> {
         let length = self.u32()? as usize;
-        let text = self.bytes(length)?.to_vec();
-        String::from_utf8(text).map_err(|_| StreamError::Progress("a name is not UTF-8".into()))
+        let text = str::from_utf8(self.bytes(length)?);
+        text.map_err(|_| StreamError::Progress("a name is not UTF-8".into()))
     }
 }
 
@@ -306,7 +332,7 @@ mod tests {
             results: 8,
             open_rows: 9,
             tables: vec![("m".into(), 3, 1), ("größe".into(), u64::MAX, 0)],
-            sources: vec![(0, "a".into(), Some(i64::MAX)), (1, String::new(), None)],
+            sources: vec![(0, "a".into(), Some(i64::MAX)), (1, "".into(), None)],
             frames: vec![1, 2, 3],
             panes: Some(Plan { fingerprint: 4, sql: "SELECT 1".into() }),
             latest: vec![6, 7, 8],

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::StreamError;
 use super::frames::{Ended, Run, Settled};
-use super::keyed::{put_place, read_place};
+use super::late::{put_place, read_place};
 use super::order::{Order, Place, Waiting, place};
 use super::progress::{Reader, put_length};
 use super::refill::Arrival;

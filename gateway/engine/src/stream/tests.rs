@@ -4,6 +4,7 @@
 mod beside;
 mod kinds;
 mod memory;
+mod missed;
 mod overlap;
 mod panes;
 mod properties;
