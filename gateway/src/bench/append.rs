@@ -167,7 +167,13 @@ struct Next {
 
 impl Next {
     fn new(batch: &RecordBatch) -> Self {
-        let rows = LogRows { table: "rows".into(), position: 0, accepted: 0, stamps: None, batch: batch.clone() };
+        let rows = LogRows {
+            table: "rows".into(),
+            position: 0,
+            accepted: 0,
+            stamps: None,
+            batch: batch.clone(),
+        };
         let progress = Some(progress(0, 0));
         let commit = Commit { wait: true, rows: vec![rows], progress, ..Commit::default() };
         Next { position: 0, commit }

@@ -113,14 +113,14 @@ fn batches_that_follow_each_other_are_one_value() {
             part
         });
         let mut bytes = Vec::new();
-        encode_rows(&mut bytes, 3, &parts.collect::<Vec<_>>()).unwrap();
+        encode_rows(&mut bytes, 3, None, &parts.collect::<Vec<_>>()).unwrap();
         assert_eq!(decode_rows(&whole.schema(), &bytes).as_ref(), Some(&whole), "{ends:?}");
         assert_eq!(bytes.len(), encoded(3, &whole).len(), "{ends:?}");
     }
     let words: DictionaryArray<Int32Type> = vec!["a", "b", "a"].into_iter().collect();
     let whole = RecordBatch::try_from_iter([("word", Arc::new(words) as ArrayRef)]).unwrap();
     let mut bytes = Vec::new();
-    encode_rows(&mut bytes, 0, &[whole.slice(0, 1), whole.slice(1, 2)]).unwrap();
+    encode_rows(&mut bytes, 0, None, &[whole.slice(0, 1), whole.slice(1, 2)]).unwrap();
     assert_eq!(decode_rows(&whole.schema(), &bytes), Some(whole));
 }
 
