@@ -492,10 +492,11 @@ impl Opening<'_> {
         } else if upgraded || rebuilt || renamed || is_broken || asked || judgement.copied {
             checkpoint(book, state, false).map_err(|trouble| self.failed(&trouble))?;
         }
-        // After the epoch: a crash in between raises it once more.
-        if let Some(note) = judgement.note {
-            let noted = self.disk.write(IDENTITY, note.as_bytes());
-            noted.map_err(|error| self.error(IDENTITY, error))?;
+        // After the epoch: a crash in between raises it once more, as does a disk that has no room.
+        if let Some(note) = judgement.note
+            && let Err(error) = self.disk.write(IDENTITY, note.as_bytes())
+        {
+            tracing::warn!(%error, "a copy of the store will not be told from it yet");
         }
         book.files.shelves.sweep_folder().map_err(|error| self.error(TREE, error))?;
         book.files.shelves.sweep();
