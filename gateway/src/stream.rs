@@ -233,13 +233,20 @@ impl StreamPart {
         // No source falls silent while the rows of another one are read.
         let begun = self.clock.now();
         self.reading = Some(begun);
-        for table in 0..self.tables.len() {
-            let from = stream.progress().replay_from[table];
-            self.read_log(&mut stream, table, from, None, false).await?;
+        let at = stream.progress();
+        for (table, (from, upto)) in at.replay_from.iter().zip(&at.processed).enumerate() {
+            if from < upto {
+                self.read_log(&mut stream, table, *from, Some(*upto), false).await?;
+            }
         }
+        // Rows that came since wait for no other table, and so not in memory.
         let mut commit = Commit::default();
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
         self.submit(&mut stream, commit).await?;
+        for table in 0..self.tables.len() {
+            let from = stream.processed(table);
+            self.read_log(&mut stream, table, from, None, false).await?;
+        }
         self.reading = None;
         stream.forgive(self.clock.now().saturating_sub(begun).max(0));
         Ok(stream)
