@@ -4,6 +4,7 @@
 mod beside;
 mod kinds;
 mod memory;
+mod over_time;
 mod overlap;
 mod panes;
 mod properties;
