@@ -163,7 +163,8 @@ mod tests {
             let (left, middle, right) = parts(&places);
             prop_assert_eq!([&left[..], &middle, &right].concat(), places);
             // Without a middle both sides are one.
-            prop_assert!(left.len() <= if middle.is_empty() { 12 } else { 6 });
+            let most = if middle.is_empty() { 12 } else { 6 };
+            prop_assert!(left.len() <= most);
             prop_assert!(right.len() <= 6);
             prop_assert!(middle.iter().all(|(level, _)| *level >= 2));
         }
