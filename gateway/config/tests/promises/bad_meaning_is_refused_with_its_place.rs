@@ -244,7 +244,7 @@ fn windows_whose_rows_do_not_fit() {
                 "SELECT level AS rate FROM waves\n    allowed_lateness: 30d",
                 "tumbling: { size: 60d }",
             ),
-            &[("E0405", 11, 5, "about 139 MiB at the rates of its devices, more than the 64MiB")],
+            &[("E0405", 11, 23, "about 139 MiB at the rates of its devices, more than the 64MiB")],
         ),
     ]);
 }
