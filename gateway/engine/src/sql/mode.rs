@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
@@ -82,6 +83,11 @@ impl Query {
     /// them: what comes later than that is late.
     pub(crate) fn goes_by_order(&self) -> bool {
         self.ordered
+    }
+
+    /// How far the watermark passes rows before they are folded, where they are folded in order.
+    pub fn waits(&self) -> Option<Duration> {
+        self.ordered.then(|| Duration::from_micros(PATIENCE.unsigned_abs()))
     }
 
     /// The same query over all rows of each window, whatever its SQL allows: what a benchmark or a

@@ -29,7 +29,7 @@ use crate::window::{Bounds, PANES_MAX, Window};
 #[derive(Debug)]
 pub(super) enum Frames {
     /// Windows whose bounds follow from the time alone.
-    Aligned(Aligned),
+    Aligned(Box<Aligned>),
     /// Windows that a key's rows begin and end.
     Keyed(Box<Keyed>),
     /// A window for each row.
@@ -165,7 +165,8 @@ impl Frames {
                 let states = query.state_schema().filter(|_| folds);
                 let times = spec.tables[..tables].iter().map(time_column).collect::<Result<_, _>>();
                 let ordered = query.goes_by_order();
-                Self::Aligned(Aligned::new(window, times?, states, ordered, spec.memory_max))
+                let max = spec.memory_max;
+                Self::Aligned(Box::new(Aligned::new(window, times?, states, ordered, max)))
             }
         }))
     }

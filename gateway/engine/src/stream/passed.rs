@@ -114,10 +114,10 @@ impl Passed {
         self.stored = self.found.take();
     }
 
-    /// What a restart must know. Rows below the positions `needed` are not read again; `stores`
+    /// What a restart must know. Rows below the positions `needed` are not read again; `are_there`
     /// says whether there are stored states.
-    pub(super) fn save(&self, needed: &[u64], stores: bool) -> Vec<u8> {
-        let stored = self.stored.as_ref().filter(|_| stores);
+    pub(super) fn save(&self, needed: &[u64], are_there: bool) -> Vec<u8> {
+        let stored = self.stored.as_ref().filter(|_| are_there);
         let late = || self.late.iter().zip(needed).map(|(late, needed)| late.range(needed..));
         if stored.is_none() && late().all(|late| late.count() == 0) {
             return Vec::new();
