@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::SchemaRef;
-use tidegate_config::{Document, PlannedTable, SqlPlanner, SqlProblem, StreamSection, TableKind};
+use tidegate_config::{
+    Document, KeptRows, PlannedTable, SqlPlanner, SqlProblem, StreamSection, TableKind,
+};
 use tidegate_engine::{Lookup, Mode, Sql, SqlError, TableSchema, Tables, latest_names};
 
 use crate::build::{lookups, stream_spec};
@@ -46,13 +48,15 @@ impl SqlPlanner for EnginePlanner {
         planned.map(|query| query.schema()).map_err(problem)
     }
 
-    fn keeps_rows(&self, document: &Document, stream: &StreamSection) -> Option<String> {
+    fn keeps_rows(&self, document: &Document, stream: &StreamSection) -> Option<KeptRows> {
         let engine = self.engine().ok()?;
         let tables = self.streams.get_or_init(|| StreamTables::plan(document, engine));
         let spec = stream_spec(document, stream, stream.event_time, tables);
-        match spec.plan_with(engine, &stream.sql, &lookups(document)).ok()?.mode() {
-            Mode::Recompute { reason } => Some(reason.clone()),
-            Mode::Stateless | Mode::Incremental => None,
+        let query = spec.plan_with(engine, &stream.sql, &lookups(document)).ok()?;
+        match query.mode() {
+            Mode::Recompute { reason } => Some(KeptRows::OfWindows(reason.clone())),
+            Mode::Incremental => query.waits().map(KeptRows::Waiting),
+            Mode::Stateless => None,
         }
     }
 

@@ -3,6 +3,8 @@
 //! Devices that are polled bring rows at a rate that stands in the document; feeds do not. Whether a
 //! window's rows are kept at all is the engine's affair.
 
+use std::time::Duration;
+
 use arrow_schema::{DataType, Schema};
 
 use crate::{Bytes, Device, DeviceDriver, Document, Span, StreamSection, Window};
@@ -11,6 +13,15 @@ use crate::{Bytes, Device, DeviceDriver, Document, Span, StreamSection, Window};
 const TEXT_BYTES: u64 = 16;
 /// Bytes of a value of a type that has no width of its own.
 const OTHER_BYTES: u64 = 32;
+
+/// Which of its rows a stream keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeptRows {
+    /// All of a window, until it is over; why, in a few words.
+    OfWindows(String),
+    /// Those that the watermark has not passed by so much: they are folded in order.
+    Waiting(Duration),
+}
 
 impl Document {
     /// How much of `limits.memory` the open windows of each stream may hold; the other half is for
@@ -34,20 +45,35 @@ impl StreamSection {
     /// where one of them is a feed, or the window's length is not known.
     pub fn held_rows(&self, document: &Document) -> Option<Bytes> {
         let window = self.window.as_ref()?;
-        let reads = |table: &str| self.from.iter().any(|from| from.as_str() == table);
-        let parts = document.device_parts().filter(|(d, group)| reads(&d.table_of(*group)));
-        let mut held = 0_u64;
-        for (device, group) in parts {
+        if let Window::Count(count) = window {
+            // All devices share the table, and so the rows.
+            let (device, group) = self.parts(document).next()?;
             let row = row_bytes(&device.schema_of(group));
-            if let Window::Count(count) = window {
-                // All devices share the table, and so the rows.
-                return Some(Bytes::new(row.saturating_mul(count.rows)));
-            }
-            let span = span_of(window)?.micros().saturating_add(self.allowed_lateness.micros());
+            return Some(Bytes::new(row.saturating_mul(count.rows)));
+        }
+        self.rows_of(document, span_of(window)?.micros())
+    }
+
+    /// What the rows weigh at those rates that wait until the watermark has passed them by `behind`.
+    pub fn waiting_rows(&self, document: &Document, behind: Duration) -> Option<Bytes> {
+        self.rows_of(document, i64::try_from(behind.as_micros()).unwrap_or(i64::MAX))
+    }
+
+    /// What the rows weigh that come within `span` microseconds and the allowed lateness.
+    fn rows_of(&self, document: &Document, span: i64) -> Option<Bytes> {
+        let span = span.saturating_add(self.allowed_lateness.micros());
+        let mut held = 0_u64;
+        for (device, group) in self.parts(document) {
             let rows = rows_in(device, group, span)?;
-            held = held.saturating_add(row.saturating_mul(rows));
+            held = held.saturating_add(row_bytes(&device.schema_of(group)).saturating_mul(rows));
         }
         Some(Bytes::new(held))
+    }
+
+    /// The poll groups of devices that it reads.
+    fn parts<'a>(&'a self, document: &'a Document) -> impl Iterator<Item = (&'a Device, usize)> {
+        let reads = |table: &str| self.from.iter().any(|from| from.as_str() == table);
+        document.device_parts().filter(move |(d, group)| reads(&d.table_of(*group)))
     }
 }
 

@@ -38,6 +38,7 @@ pub use device::{Device, DeviceDriver, Link};
 pub use document::{Document, Gateway, Limits, StoreSection, Web};
 pub use environment::{Environment, ProcessEnvironment, SecretError, resolve_secret};
 pub use explain::explain;
+pub use held::KeptRows;
 pub use lookup::{
     FileSource, HttpSource, HttpUrl, LookupColumn, LookupFormat, LookupSection, LookupSource,
     SqliteSource,

@@ -9,12 +9,14 @@
 //! nothing but the waiting for idle sources.
 //! Source: design page "The engine", section Event time.
 
+mod marks;
 mod turns;
 
 use std::collections::HashMap;
 
 pub(crate) use turns::Texts;
 
+use marks::{Marks, NOWHERE, UNMARKED, marked};
 use turns::Names;
 
 /// How many sources are remembered; beyond, idle ones that nobody declared are forgotten. An idle
@@ -39,46 +41,6 @@ struct Source {
     /// It is far behind and does not catch up, so it holds nothing.
     lame: bool,
 }
-
-/// What changes with each row of a source. Apart from the rest, because rows of sources that take
-/// turns go through all of them, and so does the search for the least of 100,000.
-#[derive(Debug, Default)]
-struct Marks {
-    /// Highest event time, or [`UNMARKED`].
-    high: Vec<i64>,
-    /// The same where the source holds the watermark, else [`NOWHERE`].
-    hold: Vec<i64>,
-    last_seen: Vec<i64>,
-}
-
-impl Marks {
-    /// The highest event time of a source, once there was one.
-    fn high(&self, at: usize) -> Option<i64> {
-        Some(self.high[at]).filter(|high| *high != UNMARKED)
-    }
-
-    /// A source holds the watermark from now on, or does not.
-    fn set(&mut self, at: usize, holds: bool) {
-        self.hold[at] = if holds { self.high[at] } else { NOWHERE };
-    }
-
-    fn push(&mut self, now: i64) {
-        self.high.push(UNMARKED);
-        self.hold.push(NOWHERE);
-        self.last_seen.push(now);
-    }
-
-    /// Keeps these sources in this order.
-    fn keep(&mut self, sources: &[usize]) {
-        for column in [&mut self.high, &mut self.hold, &mut self.last_seen] {
-            *column = sources.iter().map(|at| column[*at]).collect();
-        }
-    }
-}
-
-/// Where a source holds the watermark that has no mark yet, and one that does not hold it.
-const UNMARKED: i64 = i64::MIN;
-const NOWHERE: i64 = i64::MAX;
 
 /// The watermark of a stream.
 #[derive(Debug)]
@@ -544,11 +506,6 @@ impl Watermark {
             self.index[source.table].insert(source.device.clone(), at);
         }
     }
-}
-
-/// A time as a mark.
-fn marked(time: i64) -> i64 {
-    time.clamp(UNMARKED + 1, NOWHERE - 1)
 }
 
 #[cfg(test)]

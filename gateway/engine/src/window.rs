@@ -10,6 +10,11 @@ use crate::calendar::Calendar;
 /// Windows of more panes are computed from their rows: states of so few rows each would save nothing.
 pub const PANES_MAX: i64 = 16_384;
 
+/// How far a row may be behind the watermark, in microseconds, where functions go by the order of rows
+/// and the states of a long window are made as time passes. Rows wait so long before they are folded.
+/// Without it, rows that are swapped by a millisecond would be late in a window of an hour.
+pub const PATIENCE: i64 = 10_000_000;
+
 const HOUR: i64 = 3_600_000_000;
 
 /// A span of event time: `start` belongs to it, `end` does not. Microseconds since 1970, UTC.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tidegate_config::{Document, StreamSection, explain as explain_document, explain_code};
-use tidegate_engine::{Mode, Sql, Window};
+use tidegate_engine::{Mode, Query, Sql, Window};
 
 use super::FAILURE;
 use super::check::{fail, load_or_explain};
@@ -82,22 +82,30 @@ pub fn explain(subject: Option<&str>, config: &Path, plan: bool) -> u8 {
             say!("{mark}  {line}");
         }
         if let Some(window) = &spec.window {
-            say!("{mark}  memory: {}", memory(document, stream, window, query.mode()));
+            say!("{mark}  memory: {}", memory(document, stream, window, &query));
         }
     }
     0
 }
 
 /// What open windows hold, as far as it can be known before rows come.
-fn memory(document: &Document, stream: &StreamSection, window: &Window, mode: &Mode) -> String {
+fn memory(document: &Document, stream: &StreamSection, window: &Window, query: &Query) -> String {
     let max = document.stream_memory();
-    let held = match (mode, stream.held_rows(document)) {
+    let held = match (query.mode(), stream.held_rows(document)) {
         (Mode::Incremental, _) => {
             let panes = match window.panes() {
                 1 => String::new(),
                 panes => format!(" in each of {panes} panes"),
             };
-            format!("a state of each group{panes}, and the newest rows until they are folded")
+            let rows = match query.waits().map(|behind| stream.waiting_rows(document, behind)) {
+                None => "the newest rows until they are folded".to_owned(),
+                Some(None) => "rows until the watermark has passed them".to_owned(),
+                Some(Some(bytes)) => {
+                    let mib = bytes.get().div_ceil(1 << 20);
+                    format!("about {mib} MiB of rows until the watermark has passed them")
+                }
+            };
+            format!("a state of each group{panes}, and {rows}")
         }
         (_, Some(bytes)) => {
             let mib = bytes.get().div_ceil(1 << 20);

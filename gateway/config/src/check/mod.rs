@@ -15,7 +15,7 @@ use crate::path::Path;
 use crate::problem::{Problem, Problems};
 use crate::read::Loaded;
 use crate::similar::suggest;
-use crate::{Document, Name, StreamSection, Table};
+use crate::{Document, KeptRows, Name, StreamSection, Table};
 
 pub mod bus;
 mod calendar;
@@ -68,9 +68,9 @@ pub trait SqlPlanner {
     /// The names in `latest('…')` of a text, each once, with the line and column of the first.
     fn latest(&self, sql: &str) -> Vec<(String, (u32, u32))>;
 
-    /// Why a stream keeps all rows of its windows, in a few words; `None` where they are folded as
-    /// they come, and where the SQL cannot be planned.
-    fn keeps_rows(&self, document: &Document, stream: &StreamSection) -> Option<String>;
+    /// Which rows a stream keeps; `None` where they are folded as they come, and where the SQL cannot
+    /// be planned.
+    fn keeps_rows(&self, document: &Document, stream: &StreamSection) -> Option<KeptRows>;
 
     /// Plans a condition over rows of these columns.
     fn condition(&self, text: &str, columns: &SchemaRef) -> Result<(), SqlProblem>;

@@ -6,7 +6,7 @@ use super::{Checker, Results, SqlPlanner, SqlProblem, TableKind, path_of};
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
-use crate::{ProcessSection, Span, StreamSection, Window};
+use crate::{KeptRows, ProcessSection, Span, StreamSection, Window};
 
 /// Workers of a stream at most: threads are at most four.
 const WORKERS_MAX: u32 = 16;
@@ -56,20 +56,27 @@ impl Checker<'_> {
                     self.becomes_table(stream, given);
                     self.conditions(planner, stream, given, &columns, &path);
                     results.insert(index, schema);
-                    held.extend(planner.keeps_rows(self.document, stream).map(|why| (index, why)));
+                    held.extend(
+                        planner.keeps_rows(self.document, stream).map(|rows| (index, rows)),
+                    );
                 }
                 Err(problem) => self.sql(&path.then("sql"), problem),
             }
         }
-        for (index, reason) in held {
-            self.held(&self.document.streams[index], &path_of("streams").then(index), &reason);
+        for (index, kept) in held {
+            self.held(&self.document.streams[index], &path_of("streams").then(index), &kept);
         }
         results
     }
 
-    /// Checks that rows which are kept until their windows are over fit where they are kept.
-    fn held(&mut self, stream: &StreamSection, path: &Path, reason: &str) {
-        let Some(bytes) = stream.held_rows(self.document) else {
+    /// Checks that rows which are kept, until their windows are over or time has passed them, fit
+    /// where they are kept.
+    fn held(&mut self, stream: &StreamSection, path: &Path, kept: &KeptRows) {
+        let bytes = match kept {
+            KeptRows::OfWindows(_) => stream.held_rows(self.document),
+            KeptRows::Waiting(behind) => stream.waiting_rows(self.document, *behind),
+        };
+        let Some(bytes) = bytes else {
             return;
         };
         let (memory, log) = (self.document.stream_memory(), self.document.log_bytes());
@@ -80,14 +87,27 @@ impl Checker<'_> {
         } else {
             return;
         };
-        let message = format!(
-            "the rows of its windows weigh about {} MiB at the rates of its devices, more than the \
-             {max} that {where_to}; they are kept because {reason}",
+        let weigh = format!(
+            "weigh about {} MiB at the rates of its devices, more than the {max} that {where_to}",
             bytes.get().div_ceil(1 << 20)
         );
-        let hint =
-            "shorten the window, raise the bound, or use SQL whose rows are folded as they come";
-        self.say(Code::WindowShape, &path.then("window"), message, Some(hint));
+        let (at, message, hint) = match kept {
+            KeptRows::OfWindows(reason) => (
+                "window",
+                format!("the rows of its windows {weigh}; they are kept because {reason}"),
+                "shorten the window, raise the bound, or use SQL whose rows are folded as they come",
+            ),
+            KeptRows::Waiting(behind) => (
+                "allowed_lateness",
+                format!(
+                    "the rows that wait until the watermark is {} s behind them {weigh}; its \
+                     functions over time take them in order",
+                    behind.as_secs()
+                ),
+                "let rows come less late, or raise the bound",
+            ),
+        };
+        self.say(Code::WindowShape, &path.then(at), message, Some(hint));
     }
 
     /// Checks the tables. False where SQL cannot be planned against them.

@@ -241,6 +241,15 @@ fn windows_whose_rows_do_not_fit() {
         ),
         (&window(median, "session: { gap: 30d }"), &[]),
         (&window(median, "count: { rows: 2000000 }"), &[("E0405", 11, 5, "about 107 MiB")]),
+        // What is folded in order waits for as long as rows may be late.
+        (&window("SELECT level AS rate FROM waves", "tumbling: { size: 30d }"), &[]),
+        (
+            &window(
+                "SELECT level AS rate FROM waves\n    allowed_lateness: 30d",
+                "tumbling: { size: 60d }",
+            ),
+            &[("E0405", 11, 23, "about 139 MiB at the rates of its devices, more than the 64MiB")],
+        ),
     ]);
 }
 

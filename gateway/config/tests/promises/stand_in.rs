@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use tidegate_config::{
-    Document, Environment, Loaded, PlannedTable, Problems, SourceFile, SqlPlanner, SqlProblem,
-    StreamSection, load_and_check,
+    Document, Environment, KeptRows, Loaded, PlannedTable, Problems, SourceFile, SqlPlanner,
+    SqlProblem, StreamSection, load_and_check,
 };
 
 /// Understands `SELECT a, b AS c FROM t`: enough to tell which columns come out. Refuses `SELEC`,
@@ -55,9 +56,12 @@ impl SqlPlanner for Planner {
         vec![(name, (1, u32::try_from(before.len()).unwrap() + 1))]
     }
 
-    /// Where the SQL speaks of a median.
-    fn keeps_rows(&self, _: &Document, stream: &StreamSection) -> Option<String> {
-        stream.sql.contains("median").then(|| "median() needs all rows".to_owned())
+    /// Where the SQL speaks of a median; where it speaks of a rate, those of 10 s.
+    fn keeps_rows(&self, _: &Document, stream: &StreamSection) -> Option<KeptRows> {
+        let median = || KeptRows::OfWindows("median() needs all rows".to_owned());
+        let rate = || KeptRows::Waiting(Duration::from_secs(10));
+        let kept = stream.sql.contains("median").then(median);
+        kept.or_else(|| stream.sql.contains("rate").then(rate))
     }
 
     /// Understands `a > 1`, where `a` is a column.
@@ -88,7 +92,7 @@ impl SqlPlanner for Refusing {
         Vec::new()
     }
 
-    fn keeps_rows(&self, _: &Document, _: &StreamSection) -> Option<String> {
+    fn keeps_rows(&self, _: &Document, _: &StreamSection) -> Option<KeptRows> {
         None
     }
 

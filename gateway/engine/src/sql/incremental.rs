@@ -14,6 +14,8 @@ use arrow::datatypes::SchemaRef;
 use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result};
+use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
+use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::utils::collect_columns;
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
@@ -26,7 +28,7 @@ use super::feed::Feed;
 use crate::functions;
 
 /// Aggregates whose states merge whatever rows each has seen, and are of a size that does not grow
-/// with the rows. What is not named here is computed over all rows: sketches such as
+/// with the rows. What is neither named here nor a function over time is computed over all rows: sketches such as
 /// `approx_percentile_cont` depend on how they were merged.
 const FOLDED: [&str; 21] = [
     "approx_distinct",
@@ -97,19 +99,27 @@ pub(super) struct Incremental {
     /// Group columns that are the same for all rows of a window and of which only the end knows
     /// the value, such as `window_start()`.
     constants: Vec<GroupColumn>,
+    /// Whether states must be of rows that follow each other in time, and so be merged.
+    pub(super) ordered: bool,
     /// Differs where states of one plan have no meaning in another.
     pub(super) fingerprint: u32,
 }
 
 impl Incremental {
-    /// Takes `plan` apart. `feeds` are those that its leaves may read.
-    pub(super) fn of(plan: &Arc<dyn ExecutionPlan>, feeds: &[Arc<Feed>]) -> Result<Self, Refusal> {
+    /// Takes `plan` apart. `feeds` are those that its leaves may read, `times` the names of their
+    /// columns of event time.
+    pub(super) fn of(
+        plan: &Arc<dyn ExecutionPlan>,
+        feeds: &[Arc<Feed>],
+        times: &[&str],
+    ) -> Result<Self, Refusal> {
         let node = aggregation(plan)?;
         let Some(single) = node.downcast_ref::<AggregateExec>() else {
             return refuse("it is no aggregation");
         };
         let constants = check_aggregation(single)?;
         let table = check_input(single.input(), feeds)?;
+        let ordered = check_times(single, times[table])?;
         let build = |mode, input: &Arc<dyn ExecutionPlan>, last: bool| {
             let groups = single.group_expr();
             let aggregates = single.aggr_expr().to_vec();
@@ -144,7 +154,7 @@ impl Incremental {
         }
         let fingerprint = fingerprint(&fold);
         let finish = graft(plan, &last)?;
-        Ok(Self { table, fold, reduce, finish, states, schema, constants, fingerprint })
+        Ok(Self { table, fold, reduce, finish, states, schema, constants, ordered, fingerprint })
     }
 
     /// Puts the present values into the group columns that only the end knows.
@@ -201,21 +211,16 @@ fn check_aggregation(single: &AggregateExec) -> Result<Vec<GroupColumn>, Refusal
         return refuse(SETS);
     }
     for (aggregate, filter) in single.aggr_expr().iter().zip(single.filter_expr()) {
-        // Some have what was read from the SQL in their names.
-        let name = aggregate.fun().name();
-        let name = name.split_once(':').map_or(name, |(function, _)| function);
+        let name = name_of(aggregate);
         let arguments = aggregate.expressions();
         if aggregate.is_distinct() {
             return refuse(format!("{name}(DISTINCT …) needs all rows"));
-        }
-        if functions::order_dependent(name) {
-            return refuse(format!("{name}() needs its rows in the order of their times"));
         }
         if TIMED.contains(&name) {
             if arguments.len() < 2 {
                 return refuse(format!("{name}(x) without a time goes by the order of all rows"));
             }
-        } else if !FOLDED.contains(&name) {
+        } else if !FOLDED.contains(&name) && !functions::order_dependent(name) {
             return refuse(format!("{name}() needs all rows"));
         }
         if !aggregate.order_bys().is_empty() {
@@ -282,6 +287,46 @@ fn check_input(input: &Arc<dyn ExecutionPlan>, feeds: &[Arc<Feed>]) -> Result<us
             return refuse(branches(node));
         };
         node = child;
+    }
+}
+
+/// Some have what was read from the SQL in their names, behind a colon.
+fn name_of(aggregate: &AggregateFunctionExpr) -> &str {
+    let name = aggregate.fun().name();
+    name.split_once(':').map_or(name, |(function, _)| function)
+}
+
+/// Whether some of the aggregates go by the order of rows; that must be the order of the table's
+/// column `time`, by which it is known which rows are still to come.
+fn check_times(single: &AggregateExec, time: &str) -> Result<bool, Refusal> {
+    let mut ordered = false;
+    for aggregate in single.aggr_expr() {
+        let name = name_of(aggregate);
+        if !functions::order_dependent(name) {
+            continue;
+        }
+        ordered = true;
+        let arguments = aggregate.expressions();
+        if arguments.get(1).and_then(|own| origin(own, single.input())).as_deref() != Some(time) {
+            return refuse(format!("{name}() goes by another time than the windows do"));
+        }
+    }
+    Ok(ordered)
+}
+
+/// The name of the table's column that an expression over `input` hands on as it is.
+fn origin(expr: &Arc<dyn PhysicalExpr>, input: &Arc<dyn ExecutionPlan>) -> Option<String> {
+    let (mut at, mut node) = (expr.downcast_ref::<Column>()?.index(), input);
+    loop {
+        if let Some(projection) = node.downcast_ref::<ProjectionExec>() {
+            at = projection.expr().get(at)?.expr.downcast_ref::<Column>()?.index();
+        } else if let Some(filter) = node.downcast_ref::<FilterExec>() {
+            at = filter.projection().as_ref().map_or(Some(at), |kept| kept.get(at).copied())?;
+        } else {
+            let schema = node.downcast_ref::<StreamingTableExec>()?.schema();
+            return schema.fields().get(at).map(|field| field.name().clone());
+        }
+        node = node.children().first().copied()?;
     }
 }
 

@@ -159,7 +159,9 @@ impl Sql {
             futures::executor::block_on(Planned::new(&state, sql, tables, &sides, windowed, &cell))
         })?;
         sides.note(&plan.physical)?;
-        let (mode, parts) = match windowed.then(|| Incremental::of(&plan.physical, &feeds)) {
+        let times: Vec<&str> = tables.from.iter().map(|table| table.time_column.as_str()).collect();
+        let parts = windowed.then(|| Incremental::of(&plan.physical, &feeds, &times));
+        let (mode, parts) = match parts {
             None => (Mode::Stateless, None),
             Some(_) if sides.are_read() => {
                 let reason = "it looks at other tables when the window is over".to_owned();
@@ -172,6 +174,7 @@ impl Sql {
         Ok(Query {
             sql: sql.to_owned(),
             mode,
+            ordered: parts.as_ref().is_some_and(|parts| parts.ordered),
             parts,
             feeds,
             sides,

@@ -6,13 +6,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
 
 use super::incremental::Incremental;
 use super::{Query, SqlError};
-use crate::window::{Bounds, PANES_MAX, Window};
+use crate::window::{Bounds, PANES_MAX, PATIENCE, Window};
 
 /// How a query is computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +47,15 @@ impl fmt::Display for Mode {
     }
 }
 
+/// What is said of a query that goes by the order of its rows.
+pub(super) fn in_order() -> String {
+    format!(
+        "; functions over time take rows in order, so a row that comes more than {} s behind the \
+         watermark, or when one of its windows is over, is late",
+        PATIENCE / 1_000_000
+    )
+}
+
 impl Query {
     /// The query as it is computed over these windows: rows of some kinds are kept, so are those of
     /// windows of too many panes, and those that are given out where the SQL fails.
@@ -64,12 +74,24 @@ impl Query {
             return self;
         };
         self.parts = None;
+        self.ordered = false;
         self.mode = Mode::Recompute { reason };
         self
     }
 
+    /// Whether rows must come to it in the order of their times, as far as the watermark has passed
+    /// them: what comes later than that is late.
+    pub(crate) fn goes_by_order(&self) -> bool {
+        self.ordered
+    }
+
+    /// How far the watermark passes rows before they are folded, where they are folded in order.
+    pub fn waits(&self) -> Option<Duration> {
+        self.ordered.then(|| Duration::from_micros(PATIENCE.unsigned_abs()))
+    }
+
     /// The same query over all rows of each window, whatever its SQL allows: what a benchmark or a
-    /// test compares with.
+    /// test compares with. Which rows are late does not change.
     #[must_use]
     pub fn recomputed(mut self) -> Self {
         if self.parts.take().is_some() {

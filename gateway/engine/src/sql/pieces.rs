@@ -10,7 +10,7 @@ use super::*;
 use crate::window::Bounds;
 
 /// What must be computed in pieces.
-const PIECES: [&str; 25] = [
+const PIECES: [&str; 28] = [
     "SELECT count(*) AS n FROM m",
     "SELECT avg(v) AS a, min(v) AS i, max(v) AS x, sum(v) AS s, count(v) AS c FROM m",
     "SELECT stddev(v) AS s, stddev_pop(n) AS p, var(v) AS v, var_pop(n) AS q FROM m",
@@ -41,6 +41,11 @@ const PIECES: [&str; 25] = [
     "SELECT DISTINCT device FROM m",
     "SELECT device, row_number() OVER (ORDER BY sum(n), device) AS r FROM m GROUP BY device",
     "SELECT device, good_count(v) AS g, histogram(v, 0, 10, 5) AS h FROM m GROUP BY device",
+    "SELECT time_weighted_avg(v, time) AS a, integral(v, time, 'linear') AS i, avg(v) AS p FROM m",
+    "SELECT device, counter_delta(n) AS d, rate(v, time) AS r, counter_delta(v, 100) AS w FROM m \
+     WHERE n < 9 GROUP BY device HAVING count(*) > 1 ORDER BY device",
+    "SELECT 2 * duration_where(w > 2, t) AS d, integral(w, t) FILTER (WHERE w < 5) AS i \
+     FROM (SELECT v * 2 AS w, time AS t, n FROM m WHERE n > 0) AS x",
     "SELECT last(v) AS l, last(v, time) AS t, first(device) AS d FROM m AS other WHERE n < 9",
 ];
 
@@ -54,8 +59,19 @@ const WHOLE: &[(&str, &str)] = &[
     ("SELECT max(a) AS a FROM (SELECT avg(v) AS a FROM m GROUP BY device)", "twice"),
     ("SELECT approx_percentile_cont(0.5) WITHIN GROUP (ORDER BY v) AS p FROM m", "needs all rows"),
     ("SELECT first_value(v ORDER BY n) AS f FROM m", "needs all rows"),
-    ("SELECT time_weighted_avg(v, time) AS a FROM m", "in the order of their times"),
-    ("SELECT device, counter_delta(n) AS d FROM m GROUP BY device", "in the order of their times"),
+    (
+        "SELECT time_weighted_avg(v, time + INTERVAL '1 second') AS a FROM m",
+        "time_weighted_avg() goes by another time than the windows do",
+    ),
+    (
+        "SELECT integral(v, time) AS i, rate(n, t) AS r \
+         FROM (SELECT *, time - INTERVAL '1 second' AS t FROM m)",
+        "rate() goes by",
+    ),
+    (
+        "SELECT rate(v, time) AS r FROM (SELECT v, time FROM m UNION ALL SELECT v, time FROM o)",
+        "below its aggregation",
+    ),
     ("SELECT count(*) AS n FROM m WHERE changed(v)", "below its aggregation"),
     ("SELECT count(*) AS n FROM m JOIN o ON m.n = o.n", "joins"),
     ("SELECT count(*) AS n FROM (SELECT n FROM m UNION ALL SELECT n FROM o)", "UNION"),

@@ -20,6 +20,7 @@ use futures::{FutureExt, TryStreamExt};
 use super::budget::{self, Budget};
 use super::feed::Feed;
 use super::incremental::Incremental;
+use super::mode;
 use super::sides::Sides;
 use super::together::Twin;
 use super::workers::Workers;
@@ -49,6 +50,8 @@ pub struct Query {
     pub(super) mode: Mode,
     /// Where it can be computed in pieces.
     pub(super) parts: Option<Incremental>,
+    /// Whether it can be so and goes by the order of its rows.
+    pub(super) ordered: bool,
     pub(super) feeds: Vec<Arc<Feed>>,
     pub(super) sides: Sides,
     pub(super) warm: Option<Warm>,
@@ -160,6 +163,7 @@ impl Query {
             }
             mode => mode.to_string(),
         };
+        let order = if self.ordered { mode::in_order() } else { String::new() };
         let together = match &self.twin {
             Some(_) => "; windows that are over together are computed in one execution",
             None => "",
@@ -172,7 +176,7 @@ impl Query {
             beside => format!("; looks at {}", beside.join(", ")),
         };
         format!(
-            "mode: {mode}{together}{beside}\nlogical plan:\n{}\nphysical plan:\n{}",
+            "mode: {mode}{order}{together}{beside}\nlogical plan:\n{}\nphysical plan:\n{}",
             self.plan.logical.display_indent(),
             displayable(self.plan.physical.as_ref()).indent(false)
         )

@@ -7,23 +7,24 @@
 //! was computed from does not change any more when the next one is.
 //!
 //! Where the query can be computed in pieces, panes are folded into states (`piece`), and states
-//! of many panes are merged once (`blocks`). Rows of a SELECT that asks for no order then come in
+//! of many panes are merged once (`blocks`). Where it goes by the order of rows, they are folded as
+//! far as the watermark has passed them, and a row before that is late (`passed`). Rows of a SELECT that asks for no order then come in
 //! the order in which their groups first came, pane after pane.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
 use bytes::Bytes;
 
 use super::StreamError;
-use super::blocks::{BLOCKS_MIN, Blocks, FAN, Place, cover, panes_of, parts};
+use super::blocks::Blocks;
 use super::ends::OpenEnds;
 use super::frames::{Closed, Input, Sources};
+use super::passed::Passed;
 use super::piece::{Limits, Piece, Size, Weight};
 use super::refill::Arrival;
-use super::rows::{Mix, in_large_batches};
+use super::rows::Mix;
 use super::snapshot::Snapshots;
 use crate::sql::{Query, SqlError};
 use crate::store::StateChange;
@@ -37,23 +38,25 @@ pub(super) type Key = (i64, i64);
 /// The panes of a stream.
 #[derive(Debug)]
 pub(super) struct Aligned {
-    window: Window,
-    tables: usize,
-    pieces: BTreeMap<Key, Piece>,
+    pub(super) window: Window,
+    /// The tables' columns of event time.
+    pub(super) times: Vec<usize>,
+    pub(super) passed: Passed,
+    pub(super) pieces: BTreeMap<Key, Piece>,
     /// For each pane the end of its next window; windows without rows are not in here.
     ends: BTreeSet<i64>,
     open: OpenEnds,
     weight: Weight,
     rows: u64,
-    folding: Option<Folding>,
+    pub(super) folding: Option<Folding>,
 }
 
 /// What is needed where rows are folded.
 #[derive(Debug)]
-struct Folding {
+pub(super) struct Folding {
     /// The columns of states.
     schema: SchemaRef,
-    blocks: Blocks,
+    pub(super) blocks: Blocks,
     snapshots: Snapshots,
     /// Pieces to which rows were added since the last fold.
     touched: BTreeSet<Key>,
@@ -65,12 +68,14 @@ struct Folding {
 }
 
 impl Aligned {
-    /// `states` are the columns of what rows are folded into, where they are; `memory_max` is how many
-    /// bytes the stream may hold.
+    /// `times` are the tables' columns of event time, `states` those of what rows are folded into,
+    /// where they are; `ordered` says whether that goes by their order. `memory_max` is how many bytes
+    /// the stream may hold.
     pub(super) fn new(
         window: Window,
-        tables: usize,
+        times: Vec<usize>,
         states: Option<SchemaRef>,
+        ordered: bool,
         memory_max: usize,
     ) -> Self {
         let folding = states.map(|schema| Folding {
@@ -85,7 +90,8 @@ impl Aligned {
         Self {
             open: OpenEnds::new(window.end_step()),
             window,
-            tables,
+            passed: Passed::new(times.len(), ordered),
+            times,
             pieces: BTreeMap::new(),
             ends: BTreeSet::new(),
             weight: Weight::default(),
@@ -112,7 +118,7 @@ impl Aligned {
         let mut late: Vec<u32> = Vec::new();
         // The rows at hand of one pane. It starts as one that holds nothing.
         let mut pane = Bounds { start: 0, end: 0 };
-        let (mut end, mut run): (i64, Vec<u32>) = (0, Vec::new());
+        let (mut end, mut is_open, mut run): (i64, bool, Vec<u32>) = (0, false, Vec::new());
         for (row, &time) in (0_u32..).zip(columns.times()).skip(new) {
             let same = pane.start <= time && time < pane.end;
             if !same || watermark.has_passed(end) {
@@ -123,13 +129,13 @@ impl Aligned {
                 }
                 // That of a pane without open windows has passed, whenever it is asked again.
                 (pane, end) = (next, open.unwrap_or(next.end));
-                if open.is_none() {
-                    late.push(row);
-                } else {
-                    run.push(row);
-                }
-            } else {
+                is_open = open.is_some();
+            }
+            if is_open && !self.passed.is_behind(time, watermark) {
                 run.push(row);
+            } else {
+                late.push(row);
+                self.note_late(arrival, row, pane, watermark);
             }
             sources.observe(watermark, row as usize, time);
         }
@@ -145,6 +151,9 @@ impl Aligned {
     /// Where rows of these times belong, if they are all of one pane, and none of them can bring the
     /// watermark to the end of its first open window. So it is with nearly all batches.
     fn key_of_all(&self, times: &[i64], watermark: &mut Watermark) -> Option<Key> {
+        if self.passed.ordered && !watermark.none_is_behind(times) {
+            return None;
+        }
         let (least, most) = (*times.iter().min()?, *times.iter().max()?);
         let pane = self.window.pane_of(least);
         let end = self.open_end(pane, watermark)?;
@@ -152,13 +161,22 @@ impl Aligned {
         in_it.then_some((pane.start, end))
     }
 
-    /// End of the first window of a pane that is not over.
+    /// End of the first window of a pane that is not over and may get rows.
     fn open_end(&self, pane: Bounds, watermark: &mut Watermark) -> Option<i64> {
         let first = self.window.first_end(pane, None)?;
-        if watermark.has_passed(first) {
-            self.window.first_end(pane, watermark.current())
-        } else {
+        if !watermark.has_passed(first) {
             Some(first)
+        } else if self.passed.ordered {
+            None
+        } else {
+            self.window.first_end(pane, watermark.current())
+        }
+    }
+
+    /// Remembers a late row which would otherwise find a window after a restart.
+    fn note_late(&mut self, arrival: &Arrival, row: u32, pane: Bounds, watermark: &Watermark) {
+        if self.passed.ordered && self.window.first_end(pane, watermark.current()).is_some() {
+            self.passed.note_late(arrival.table, arrival.position + u64::from(row));
         }
     }
 
@@ -170,9 +188,13 @@ impl Aligned {
     ) -> Result<u64, StreamError> {
         let mut panes: BTreeMap<Key, Vec<u32>> = BTreeMap::new();
         for (row, &time) in (0_u32..).zip(&arrival.columns.times()[..known]) {
-            // A window that is open now was open when the row came: a row that was late has none.
+            // A window that is open now was open when the row came: a row that was late has none, or
+            // is known.
             let pane = self.window.pane_of(time);
-            if let Some(end) = self.window.first_end(pane, closed) {
+            let place = (arrival.table, arrival.position + u64::from(row));
+            if let Some(end) = self.window.first_end(pane, closed)
+                && !self.passed.has(&self.window, pane, place, time)
+            {
                 panes.entry((pane.start, end)).or_default().push(row);
             }
         }
@@ -190,7 +212,7 @@ impl Aligned {
             folding.touched.insert(key);
         }
         let piece = self.pieces.entry(key).or_insert_with(|| {
-            let piece = Piece::new(self.tables);
+            let piece = Piece::new(self.times.len());
             self.weight.add(piece.weight());
             self.ends.insert(key.1);
             self.open.add(key.1, self.window.last_end(self.window.pane_of(key.0)));
@@ -203,11 +225,23 @@ impl Aligned {
     }
 
     /// Folds the pieces that have become full and, with `may_store`, says what is to be stored of
-    /// all where that pays. Rows over which the SQL fails stay: their windows say so.
-    pub(super) async fn fold(&mut self, query: &mut Query, may_store: bool) {
+    /// all where that pays. Rows over which the SQL fails stay: their windows say so. The watermark
+    /// is at `mark`, and all rows below the positions `processed` have come.
+    pub(super) async fn fold(
+        &mut self,
+        query: &mut Query,
+        may_store: bool,
+        mark: Option<i64>,
+        processed: &[u64],
+    ) {
+        self.passed.come_to(mark, processed);
         let Some(folding) = &mut self.folding else {
             return;
         };
+        if self.passed.ordered && !may_store {
+            // What is read again comes in the order of the log: rows before these may follow.
+            return;
+        }
         let tight = self.weight.rows > folding.memory_max / 4;
         let (limits, mut size) = (folding.limits, folding.size);
         let keys: Vec<Key> = if tight {
@@ -220,7 +254,8 @@ impl Aligned {
         for key in keys {
             let full = |piece: &Piece| piece.is_full(&limits, size, tight);
             if self.pieces.get(&key).is_some_and(full) {
-                folded |= self.fold_piece(key, query).await.is_ok();
+                let cut = self.cut(key);
+                folded |= self.fold_piece(key, cut, query).await.is_ok();
                 size = self.pieces.get(&key).and_then(Piece::size).unwrap_or(size);
             }
         }
@@ -232,35 +267,62 @@ impl Aligned {
         }
     }
 
-    async fn fold_piece(&mut self, key: Key, query: &mut Query) -> Result<(), SqlError> {
+    /// Before which time the rows of a piece may be folded.
+    fn cut(&self, key: Key) -> i64 {
+        self.passed.cut(&self.window, self.window.pane_of(key.0))
+    }
+
+    pub(super) async fn fold_piece(
+        &mut self,
+        key: Key,
+        before: i64,
+        query: &mut Query,
+    ) -> Result<(), SqlError> {
         let Some(piece) = self.pieces.get_mut(&key) else {
             return Ok(());
         };
         self.weight.take(piece.weight());
-        let folded = piece.fold(query).await;
+        let folded = piece.fold(query, before, &self.times).await;
         self.weight.add(piece.weight());
         folded
     }
 
-    /// Stores the state of every piece that has rows which none covers, where the rows weigh
-    /// enough more than the states. All or nothing: a state stands for its rows up to one position.
-    async fn store(&mut self, query: &mut Query) {
-        let Some(limits) = self.folding.as_ref().map(|folding| folding.limits) else {
-            return;
+    /// Whether storing states pays.
+    fn pays(&self) -> bool {
+        let Some(folding) = &self.folding else {
+            return false;
         };
-        if !limits.store(self.weight) {
+        let Weight { rows, unstored, states, states_of_rows, .. } = self.weight;
+        if self.passed.ordered {
+            // Rows that are not passed are read again in any case. What was folded is held as rows
+            // again after a restart, until all of it is back.
+            folding.limits.store(unstored, states) || unstored >= folding.memory_max / 4
+        } else {
+            folding.limits.store(unstored + rows, states + states_of_rows)
+        }
+    }
+
+    /// Stores the state of every piece that has rows which none covers, where the rows weigh
+    /// enough more than the states. All or nothing: a state stands for its rows up to one position,
+    /// and up to one time where they go by their order.
+    async fn store(&mut self, query: &mut Query) {
+        if !self.pays() {
             return;
         }
-        let dirty = |(key, piece): (&Key, &Piece)| (piece.weight().unstored > 0).then_some(*key);
-        let keys: Vec<Key> = self.pieces.iter().filter_map(dirty).collect();
-        for key in &keys {
-            if self.fold_piece(*key, query).await.is_err() {
+        let has_rows = |(key, piece): (&Key, &Piece)| (piece.weight().rows > 0).then_some(*key);
+        let keys: Vec<Key> = self.pieces.iter().filter_map(has_rows).collect();
+        for key in keys {
+            let cut = self.cut(key);
+            if self.fold_piece(key, cut, query).await.is_err() {
                 return;
             }
         }
-        let Some(folding) = self.folding.as_mut().filter(|_| limits.store(self.weight)) else {
+        let pays = self.pays();
+        let Some(folding) = self.folding.as_mut().filter(|_| pays) else {
             return;
         };
+        let is_new = |(key, piece): (&Key, &Piece)| (piece.weight().unstored > 0).then_some(*key);
+        let keys: Vec<Key> = self.pieces.iter().filter_map(is_new).collect();
         let mut written = Vec::with_capacity(keys.len());
         for key in keys {
             let Some(piece) = self.pieces.get(&key) else {
@@ -279,6 +341,7 @@ impl Aligned {
             piece.is_stored(folding.snapshots.put(piece.stored(), bytes));
             self.weight.add(piece.weight());
         }
+        self.passed.is_stored();
     }
 
     /// Takes out the earliest window if the watermark `mark` has come to its end.
@@ -325,7 +388,7 @@ impl Aligned {
             let pieces = keys.iter().filter_map(|key| self.pieces.get(key));
             pieces.flat_map(|piece| piece.batches(table).iter().cloned()).collect()
         };
-        (0..self.tables).map(of).collect()
+        (0..self.times.len()).map(of).collect()
     }
 
     /// Lets go of pieces whose last window was computed. Gives back how many rows they stood for.
@@ -342,142 +405,6 @@ impl Aligned {
         settled
     }
 
-    /// What a window is computed from, where rows are folded.
-    async fn input_of(
-        &mut self,
-        bounds: Bounds,
-        keys: &[Key],
-        query: &mut Query,
-    ) -> Result<Input, SqlError> {
-        if let [key] = keys
-            && let Some(piece) = self.pieces.get(key)
-            && piece.states().is_empty()
-            && self.window.first_end(self.window.pane_of(key.0), Some(bounds.end)).is_none()
-        {
-            // Few rows that no other window needs: one aggregation over them is less work.
-            let of = |table| in_large_batches(piece.batches(table));
-            return Ok(Input::Unordered((0..self.tables).map(of).collect::<Result<_, _>>()?));
-        }
-        for key in keys {
-            self.fold_piece(*key, query).await?;
-        }
-        if self.window.panes() < BLOCKS_MIN {
-            let pieces = keys.iter().filter_map(|key| self.pieces.get(key));
-            return Ok(Input::States(pieces.flat_map(|p| p.states().iter().cloned()).collect()));
-        }
-        let mut by_pane: BTreeMap<i64, Vec<Key>> = BTreeMap::new();
-        for key in keys {
-            by_pane.entry(self.window.pane_index(key.0)).or_default().push(*key);
-        }
-        let first = self.window.pane_index(bounds.start);
-        let (left, middle, right) = parts(&cover(first..first + self.window.panes_in(bounds)));
-        let mut states = Vec::new();
-        for place in left {
-            states.extend(self.block(place, bounds.end, &by_pane, query).await?);
-        }
-        states.extend(self.middle(&middle, bounds.end, &by_pane, query).await?);
-        for place in right {
-            states.extend(self.block(place, bounds.end, &by_pane, query).await?);
-        }
-        Ok(Input::States(states))
-    }
-
-    /// States of the blocks in the middle of a window that ends at `end`, which the windows after
-    /// it share: merged once for all of them.
-    async fn middle(
-        &mut self,
-        places: &[Place],
-        end: i64,
-        by_pane: &BTreeMap<i64, Vec<Key>>,
-        query: &mut Query,
-    ) -> Result<Vec<RecordBatch>, SqlError> {
-        let (Some(first), Some(last)) = (places.first(), places.last()) else {
-            return Ok(Vec::new());
-        };
-        let panes = panes_of(*first).start..panes_of(*last).end;
-        let kept = self.folding.as_ref().and_then(|folding| folding.blocks.middle(&panes));
-        if let Some(block) = kept {
-            let (mut states, upto) = (block.states.clone(), block.upto);
-            self.beside(panes, Some(upto), by_pane, &mut states);
-            return Ok(states);
-        }
-        let mut states = Vec::new();
-        for place in places {
-            states.extend(self.block(*place, end, by_pane, query).await?);
-        }
-        if states.len() > 1 {
-            states = vec![query.reduce(states).await?];
-            if let Some(folding) = &mut self.folding {
-                folding.blocks.put_middle(panes, end, states.clone());
-            }
-        }
-        Ok(states)
-    }
-
-    /// Adds the states of pieces of these panes that came after `after`.
-    fn beside(
-        &self,
-        panes: Range<i64>,
-        after: Option<i64>,
-        by_pane: &BTreeMap<i64, Vec<Key>>,
-        states: &mut Vec<RecordBatch>,
-    ) {
-        for key in by_pane.range(panes).flat_map(|(_, keys)| keys) {
-            if after.is_none_or(|after| key.1 > after) {
-                let piece = self.pieces.get(key);
-                states.extend(piece.into_iter().flat_map(|piece| piece.states().iter().cloned()));
-            }
-        }
-    }
-
-    /// States of the panes of a block, for a window that ends at `end` and of which they all are.
-    async fn block(
-        &mut self,
-        place: Place,
-        end: i64,
-        by_pane: &BTreeMap<i64, Vec<Key>>,
-        query: &mut Query,
-    ) -> Result<Vec<RecordBatch>, SqlError> {
-        let kept = self.folding.as_ref().and_then(|folding| folding.blocks.get(place));
-        let (mut states, after) = match kept {
-            Some(block) => (block.states.clone(), Some(block.upto)),
-            None if place.0 == 0 => (Vec::new(), None),
-            None => {
-                let states = self.merge(place, end, by_pane, query).await?;
-                return Ok(states);
-            }
-        };
-        // What came after the block was merged lies beside it.
-        self.beside(panes_of(place), after, by_pane, &mut states);
-        Ok(states)
-    }
-
-    /// Makes a block of the four below.
-    async fn merge(
-        &mut self,
-        place: Place,
-        end: i64,
-        by_pane: &BTreeMap<i64, Vec<Key>>,
-        query: &mut Query,
-    ) -> Result<Vec<RecordBatch>, SqlError> {
-        let (level, index) = place;
-        let mut states = Vec::new();
-        for child in 0..FAN {
-            let place = (level - 1, index * FAN + child);
-            if by_pane.range(panes_of(place)).next().is_some() {
-                states.extend(Box::pin(self.block(place, end, by_pane, query)).await?);
-            }
-        }
-        let merged = states.len() > 1;
-        if merged {
-            states = vec![query.reduce(states).await?];
-        }
-        if let Some(folding) = &mut self.folding {
-            folding.blocks.put(place, end, states.clone(), merged);
-        }
-        Ok(states)
-    }
-
     pub(super) fn first_end(&self) -> Option<i64> {
         self.ends.first().copied()
     }
@@ -487,7 +414,8 @@ impl Aligned {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.weight.held + self.folding.as_ref().map_or(0, |folding| folding.blocks.bytes())
+        let blocks = self.folding.as_ref().map_or(0, |folding| folding.blocks.bytes());
+        self.weight.held + blocks + self.passed.bytes()
     }
 
     pub(super) fn rows(&self) -> u64 {
@@ -509,8 +437,23 @@ impl Aligned {
         self.folding.as_ref().map_or(Vec::new(), |folding| folding.snapshots.changes())
     }
 
+    /// What a restart must know beside rows and states. Rows are read again from `needed` on.
+    pub(super) fn save(&self, needed: &[u64]) -> Vec<u8> {
+        self.passed.save(needed, self.stores())
+    }
+
+    /// Takes up what [`Aligned::save`] gave, before states and rows.
+    pub(super) fn resume(
+        &mut self,
+        saved: &[u8],
+        places: &[Option<usize>],
+    ) -> Result<(), StreamError> {
+        self.passed.load(saved, places)
+    }
+
     /// Those changes are on their way into the store.
-    pub(super) fn submitted(&mut self) {
+    pub(super) fn submitted(&mut self, needed: &[u64]) {
+        self.passed.forget(needed);
         if let Some(folding) = &mut self.folding {
             folding.snapshots.submitted();
         }
@@ -528,7 +471,7 @@ impl Aligned {
             let Some(folding) = &mut self.folding else {
                 return Err(StreamError::Progress("states of a query that has none".into()));
             };
-            let (key, piece) = Piece::read(bytes, *stored, self.tables, &folding.schema)?;
+            let (key, piece) = Piece::read(bytes, *stored, self.times.len(), &folding.schema)?;
             folding.snapshots.loaded(*stored);
             let pane = self.window.pane_of(key.0);
             let Some(end) = self.window.first_end(pane, closed).filter(|_| pane.start == key.0)
@@ -542,6 +485,7 @@ impl Aligned {
             self.pieces.insert(key, piece);
         }
         self.rows += rows;
+        self.passed.is_loaded();
         Ok(rows)
     }
 }

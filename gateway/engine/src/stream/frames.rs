@@ -17,6 +17,7 @@ use super::kept::Kept;
 use super::keyed::{Keyed, Rule};
 use super::order::Place;
 use super::refill::Arrival;
+use super::rows::time_column;
 use super::sliding::Sliding;
 use super::{StreamError, StreamSpec};
 use crate::sql::{Query, SqlError};
@@ -28,7 +29,7 @@ use crate::window::{Bounds, PANES_MAX, Window};
 #[derive(Debug)]
 pub(super) enum Frames {
     /// Windows whose bounds follow from the time alone.
-    Aligned(Aligned),
+    Aligned(Box<Aligned>),
     /// Windows that a key's rows begin and end.
     Keyed(Box<Keyed>),
     /// A window for each row.
@@ -162,7 +163,10 @@ impl Frames {
             window => {
                 let folds = !spec.keep_failed && window.panes() <= PANES_MAX;
                 let states = query.state_schema().filter(|_| folds);
-                Self::Aligned(Aligned::new(window, tables, states, spec.memory_max))
+                let times = spec.tables[..tables].iter().map(time_column).collect::<Result<_, _>>();
+                let ordered = query.goes_by_order();
+                let max = spec.memory_max;
+                Self::Aligned(Box::new(Aligned::new(window, times?, states, ordered, max)))
             }
         }))
     }
@@ -201,10 +205,16 @@ impl Frames {
 
     /// Puts states in the place of rows, where the query allows it and enough have come. With
     /// `may_store` states may become part of the next progress: all that was read again after a
-    /// restart has been.
-    pub(super) async fn fold(&mut self, query: &mut Query, may_store: bool) {
+    /// restart has been. The watermark is at `mark`, and all rows below `processed` have come.
+    pub(super) async fn fold(
+        &mut self,
+        query: &mut Query,
+        may_store: bool,
+        mark: Option<i64>,
+        processed: &[u64],
+    ) {
         if let Self::Aligned(aligned) = self {
-            aligned.fold(query, may_store).await;
+            aligned.fold(query, may_store, mark, processed).await;
         }
     }
 
@@ -287,20 +297,28 @@ impl Frames {
         }
     }
 
-    /// What [`Frames::refill`] cannot tell from the rows, where it is little.
-    pub(super) fn save(&self) -> Vec<u8> {
+    /// What [`Frames::refill`] cannot tell from the rows, where it is little. Rows are read again from
+    /// the positions `needed` on.
+    pub(super) fn save(&self, needed: &[u64]) -> Vec<u8> {
         match self {
-            Self::Aligned(_) | Self::Keyed(_) => Vec::new(),
+            Self::Aligned(aligned) => aligned.save(needed),
+            Self::Keyed(_) => Vec::new(),
             Self::Sliding(sliding) => sliding.save(),
             Self::Counted(counted) => counted.save(),
         }
     }
 
-    /// Takes up what [`Frames::save`] gave, before the first refill.
-    pub(super) fn load(&mut self, saved: &[u8]) -> Result<(), StreamError> {
+    /// Takes up what [`Frames::save`] gave, before states and the first refill; `places` says for each
+    /// table of then which it is now.
+    pub(super) fn load(
+        &mut self,
+        saved: &[u8],
+        places: &[Option<usize>],
+    ) -> Result<(), StreamError> {
         match self {
-            Self::Aligned(_) | Self::Keyed(_) if saved.is_empty() => Ok(()),
-            Self::Aligned(_) | Self::Keyed(_) => {
+            Self::Aligned(aligned) => aligned.resume(saved, places),
+            Self::Keyed(_) if saved.is_empty() => Ok(()),
+            Self::Keyed(_) => {
                 Err(StreamError::Progress("windows that are not saved with it".into()))
             }
             Self::Sliding(sliding) => sliding.load(saved),
@@ -329,10 +347,11 @@ impl Frames {
         }
     }
 
-    /// Those changes are on their way into the store.
-    pub(super) fn submitted(&mut self) {
+    /// Those changes are on their way into the store, by whose progress rows are read again from
+    /// `needed` on.
+    pub(super) fn submitted(&mut self, needed: &[u64]) {
         match self {
-            Self::Aligned(aligned) => aligned.submitted(),
+            Self::Aligned(aligned) => aligned.submitted(needed),
             Self::Keyed(keyed) => keyed.submitted(),
             Self::Sliding(_) | Self::Counted(_) => {}
         }

@@ -18,7 +18,9 @@ mod keyed;
 mod keys;
 mod late;
 mod latest;
+mod merged;
 mod order;
+mod passed;
 mod piece;
 mod progress;
 mod refill;
@@ -172,7 +174,8 @@ impl Stream {
         stream.clock_high = saved.clock_high;
         let changed = saved.fingerprint != fingerprint(&stream.spec);
         if let Some(frames) = stream.frames.as_mut().filter(|_| !changed) {
-            frames.load(&saved.frames)?;
+            let places: Vec<_> = saved.tables.iter().map(|(name, ..)| index(name)).collect();
+            frames.load(&saved.frames, &places)?;
         }
         let any_sql = stream.frames.as_ref().is_some_and(Frames::any_sql);
         let made = any_sql || saved.panes.is_some_and(|plan| plan.made(&stream.query));
@@ -335,8 +338,8 @@ impl Stream {
             results: counts.results,
             open_rows: refill.map_or(counts.open_rows, |refill| refill.rows),
             tables: tables.collect(),
-            sources: self.watermark.marks().map(progress::mark_of).collect(),
-            frames: self.frames.as_ref().map_or(Vec::new(), Frames::save),
+            sources: Vec::new(),
+            frames: self.frames.as_ref().map_or(Vec::new(), |frames| frames.save(&replay_from)),
             latest: self.last.save().to_vec(),
             clock_high: self.clock_high,
             future: counts.future,
@@ -352,7 +355,12 @@ impl Stream {
             bytes: bytes.map(Bytes::from),
         };
         states.extend(self.query.memory().changes().into_iter().map(change));
-        Progress { state: saved.write(), processed: self.processed.clone(), replay_from, states }
+        Progress {
+            state: saved.write_with(self.watermark.marks()),
+            processed: self.processed.clone(),
+            replay_from,
+            states,
+        }
     }
 
     /// The present [`Stream::progress`] is on its way into the store: its changes of states are not
@@ -360,8 +368,9 @@ impl Stream {
     pub fn submitted(&mut self) {
         self.discarded.clear();
         self.query.memory().saved();
+        let needed: Vec<u64> = (0..self.processed.len()).map(|t| self.needed(t)).collect();
         if let Some(frames) = &mut self.frames {
-            frames.submitted();
+            frames.submitted(&needed);
         }
     }
 
@@ -425,8 +434,11 @@ impl Stream {
     fn admit(&self, table: usize, batch: &RecordBatch) -> Result<Columns, StreamError> {
         let open = self.frames.as_ref().map_or(0, Frames::bytes);
         let held = open + self.refill.as_ref().map_or(0, |r| r.waiting_bytes);
-        if held > self.spec.memory_max {
-            return Err(StreamError::Memory { held, max: self.spec.memory_max });
+        // What was folded and is read again weighs more until all of it is back.
+        let more = self.refill.as_ref().map_or(0, |_| self.spec.memory_max / 4);
+        let max = self.spec.memory_max.saturating_add(more);
+        if held > max {
+            return Err(StreamError::Memory { held, max });
         }
         match self.spec.tables.get(table) {
             Some(table) => Columns::new(table, batch),
@@ -485,7 +497,8 @@ impl Stream {
 
     async fn fold(&mut self) {
         if let Some(frames) = &mut self.frames {
-            frames.fold(&mut self.query, self.refill.is_none()).await;
+            let (may_store, mark) = (self.refill.is_none(), self.watermark.current());
+            frames.fold(&mut self.query, may_store, mark, &self.processed).await;
         }
     }
 

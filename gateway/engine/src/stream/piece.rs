@@ -2,7 +2,8 @@
 //!
 //! Promise: states and rows together stand for all rows that were added; what both weigh is known
 //! in bytes, and so is what of them no stored state covers yet. A fold that fails leaves the rows
-//! where they were. It knows neither windows nor when to fold.
+//! where they were; one that takes rows up to a time only leaves the others. It knows neither
+//! windows nor when to fold.
 
 use arrow::datatypes::SchemaRef;
 use arrow::ipc::reader::StreamReader;
@@ -18,6 +19,8 @@ use super::rows::{Held, Mix, in_large_batches};
 use crate::bytes::batch_bytes;
 use crate::sql::{Query, SqlError};
 
+/// What a piece costs beside its rows and states, in bytes.
+const PIECE_COST: usize = 256;
 /// What an array costs beside its values, in bytes: the object, its buffers' heads, padding.
 const ARRAY_COST: usize = 256;
 /// What the schema and the head of a stored state cost for each column, in bytes, at most.
@@ -73,10 +76,9 @@ impl Limits {
         rows >= many || bytes >= worth
     }
 
-    /// Whether states should be stored for what weighs so much.
-    pub(super) fn store(&self, weight: Weight) -> bool {
-        weight.unstored >= self.store_bytes
-            && weight.unstored >= self.rows_per_state.saturating_mul(weight.states)
+    /// Whether states should be stored that weigh so much and stand for so many bytes of rows.
+    pub(super) fn store(&self, unstored: usize, states: usize) -> bool {
+        unstored >= self.store_bytes && unstored >= self.rows_per_state.saturating_mul(states)
     }
 }
 
@@ -90,8 +92,16 @@ pub(super) struct Size {
 /// Rows of one pane that came while the same window was the first of its open ones.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// Rows that are not folded, and the mix of all.
+    /// Rows that are not folded.
     held: Held,
+    /// The mix of those that are.
+    folded: Mix,
+    /// Where in each table's log those begin that no stored state covers.
+    unstored_from: Vec<Option<u64>>,
+    /// Bytes of those.
+    unstored: usize,
+    /// Rows that the last fold left, and their bytes.
+    left: (usize, usize),
     /// In the order of the rows that they stand for.
     states: Vec<RecordBatch>,
     states_bytes: usize,
@@ -99,8 +109,6 @@ pub(super) struct Piece {
     groups: usize,
     /// The key of what is stored of it.
     stored: Option<u64>,
-    /// Bytes of rows that no stored state covers.
-    unstored: usize,
     /// Rows at which a fold is tried next, where one has failed.
     retry: usize,
 }
@@ -112,10 +120,12 @@ pub(super) struct Weight {
     pub(super) held: usize,
     /// Of that, rows that are not folded.
     pub(super) rows: usize,
-    /// Rows that no stored state covers: they are still needed from the log.
+    /// Rows that are folded and that no stored state covers: they are still needed from the log.
     pub(super) unstored: usize,
     /// What storing the states of those would take, at most.
     pub(super) states: usize,
+    /// What more it would take if all rows were folded.
+    pub(super) states_of_rows: usize,
 }
 
 impl Weight {
@@ -124,6 +134,7 @@ impl Weight {
         self.rows += other.rows;
         self.unstored += other.unstored;
         self.states += other.states;
+        self.states_of_rows += other.states_of_rows;
     }
 
     pub(super) fn take(&mut self, other: Self) {
@@ -131,6 +142,7 @@ impl Weight {
         self.rows -= other.rows;
         self.unstored -= other.unstored;
         self.states -= other.states;
+        self.states_of_rows -= other.states_of_rows;
     }
 }
 
@@ -138,11 +150,14 @@ impl Piece {
     pub(super) fn new(tables: usize) -> Self {
         Self {
             held: Held::new(tables),
+            folded: Mix::default(),
+            unstored_from: vec![None; tables],
+            unstored: 0,
+            left: (0, 0),
             states: Vec::new(),
             states_bytes: 0,
             groups: 0,
             stored: None,
-            unstored: 0,
             retry: 0,
         }
     }
@@ -150,23 +165,28 @@ impl Piece {
     pub(super) fn weight(&self) -> Weight {
         let columns = self.states.first().map_or(0, RecordBatch::num_columns);
         // Rows that are not folded may become as many states.
-        let stored = self.states_bytes + columns * STORED_COLUMN + STORED_HEAD;
         let waiting = if self.states.is_empty() { self.held.bytes() } else { 0 };
+        let stored = self.states_bytes + columns * STORED_COLUMN + STORED_HEAD + waiting;
+        let (is_new, has_rows) = (self.unstored > 0, self.held.rows() > 0);
         Weight {
-            held: self.held.bytes() + self.states_bytes,
-            rows: if self.held.rows() > 0 { self.held.bytes() } else { 0 },
+            held: PIECE_COST + self.held.bytes() + self.states_bytes,
+            rows: self.held.bytes(),
             unstored: self.unstored,
-            states: if self.unstored > 0 { stored + waiting } else { 0 },
+            states: if is_new { stored } else { 0 },
+            states_of_rows: if has_rows && !is_new { stored } else { 0 },
         }
     }
 
     pub(super) fn mix(&self) -> Mix {
-        self.held.mix()
+        let mut mix = self.folded;
+        mix.merge(self.held.mix());
+        mix
     }
 
     /// Lowest log position of a table's row that no stored state covers.
     pub(super) fn first_position(&self, table: usize) -> Option<u64> {
-        self.held.first_position(table)
+        let held = self.held.first_position(table);
+        held.into_iter().chain(self.unstored_from[table]).min()
     }
 
     /// A table's rows that are not folded, in arrival order.
@@ -185,18 +205,20 @@ impl Piece {
     }
 
     pub(super) fn add(&mut self, arrival: &Arrival, rows: Vec<u32>) -> Result<(), StreamError> {
-        let before = self.held.bytes();
-        let added = self.held.add(arrival.table, arrival.position, &arrival.columns, rows);
-        self.unstored += self.held.bytes() - before;
-        added
+        self.held.add(arrival.table, arrival.position, &arrival.columns, rows)
     }
 
     /// Whether its rows should be folded, where panes before it came to states of size `before`;
     /// with `tight` all should that can be.
     pub(super) fn is_full(&self, limits: &Limits, before: Size, tight: bool) -> bool {
-        let (rows, bytes) = (self.held.rows(), self.held.bytes());
+        let (rows_left, bytes_left) = self.left;
+        let rows = self.held.rows().saturating_sub(rows_left);
+        let bytes = self.held.bytes().saturating_sub(bytes_left);
+        // Those that were left are looked at again each time.
+        let worth = rows > 0 && rows >= rows_left / 8;
         let size = self.size().unwrap_or(before);
-        rows > self.retry && (tight || limits.full(rows, bytes, size))
+        let full = tight && worth || limits.full(rows, bytes, size);
+        full && self.held.rows() > self.retry
     }
 
     /// How large its state is or would be; `None` where nothing was folded.
@@ -206,9 +228,14 @@ impl Piece {
         Some(Size { groups: self.groups, bytes })
     }
 
-    /// Folds all rows that are not, and brings states down to one a group where they have grown to
-    /// more than twice that.
-    pub(super) async fn fold(&mut self, query: &mut Query) -> Result<(), SqlError> {
+    /// Folds the rows whose time is before `before`, and brings states down to one a group where
+    /// they have grown to more than twice that. `times` are the tables' columns.
+    pub(super) async fn fold(
+        &mut self,
+        query: &mut Query,
+        before: i64,
+        times: &[usize],
+    ) -> Result<(), SqlError> {
         let Some(table) = query.folded_table() else {
             return Ok(());
         };
@@ -216,8 +243,9 @@ impl Piece {
         if rows == 0 {
             return Ok(());
         }
+        let (behind, ahead) = self.held.split(before, times)?;
         // Rows of other tables are in the mix, and nothing else asks for them.
-        let batches = in_large_batches(self.held.batches(table))?;
+        let batches = in_large_batches(behind.batches(table))?;
         if !batches.is_empty() {
             self.retry = 2 * rows;
             let states = query.fold(batches).await?;
@@ -228,7 +256,13 @@ impl Piece {
                 self.states.push(states);
             }
         }
-        self.held.forget_rows();
+        self.folded.merge(behind.mix());
+        self.unstored += behind.bytes();
+        for (table, from) in self.unstored_from.iter_mut().enumerate() {
+            *from = behind.first_position(table).into_iter().chain(*from).min();
+        }
+        self.left = (ahead.rows(), ahead.bytes());
+        self.held = ahead;
         let rows: usize = self.states.iter().map(RecordBatch::num_rows).sum();
         if rows > 2 * self.groups { self.reduce(query).await } else { Ok(()) }
     }
@@ -244,10 +278,10 @@ impl Piece {
         Ok(())
     }
 
-    /// Its state as bytes. All rows must be folded.
+    /// Its state as bytes, which stands for the rows that are folded.
     pub(super) fn write(&self, key: Key, schema: &SchemaRef) -> Result<Bytes, SqlError> {
         let mut out = vec![VERSION];
-        let [good, bad, rows] = self.mix().counts();
+        let [good, bad, rows] = self.folded.counts();
         for number in [key.0.cast_unsigned(), key.1.cast_unsigned(), good, bad, rows] {
             out.extend(number.to_le_bytes());
         }
@@ -286,22 +320,21 @@ impl Piece {
         }
         let groups = states.iter().map(RecordBatch::num_rows).max().unwrap_or(0);
         let piece = Self {
-            held: Held::of_mix(tables, mix),
+            folded: mix,
             states_bytes: states.iter().map(states_bytes).sum(),
             states,
             groups,
             stored: Some(stored),
-            unstored: 0,
-            retry: 0,
+            ..Self::new(tables)
         };
         Ok((key, piece))
     }
 
-    /// All rows of it are covered by the state that is stored under `key`.
+    /// The rows that are folded are covered by the state that is stored under `key`.
     pub(super) fn is_stored(&mut self, key: u64) {
         self.stored = Some(key);
         self.unstored = 0;
-        self.held.forget_positions();
+        self.unstored_from.fill(None);
     }
 }
 

@@ -24,8 +24,8 @@ const PANES: u8 = 3;
 const LATEST: u8 = 5;
 /// The clock and what it set aside: the fields of [`Saved`] from `clock_high` on.
 const TIME: u8 = 6;
-/// What a source takes beside its name, in bytes, at most.
-const SOURCE_MAX: usize = 4 + 4 + 1 + 8;
+/// What a source takes in bytes, with a name of some length.
+const SOURCE_BYTES: usize = 4 + 4 + 1 + 8 + 15;
 const SECTIONS: [u8; 5] = [BASE, FRAMES, PANES, LATEST, TIME];
 
 /// What a stream remembers.
@@ -45,7 +45,7 @@ pub(super) struct Saved<'a> {
     pub(super) open_rows: u64,
     /// Name, next log position to apply, lowest position that an open window needs.
     pub(super) tables: Vec<(String, u64, u64)>,
-    /// Index into `tables`, device, highest event time.
+    /// Index into `tables`, device, highest event time; those that were read.
     pub(super) sources: Vec<(u32, Cow<'a, str>, Option<i64>)>,
     /// Open windows, where rows alone do not tell them.
     pub(super) frames: Vec<u8>,
@@ -58,13 +58,6 @@ pub(super) struct Saved<'a> {
     pub(super) future: u64,
     pub(super) restamped: u64,
     pub(super) failed_out: u64,
-}
-
-/// What is saved of a source.
-pub(super) fn mark_of<'a>(
-    (table, device, high): (usize, &'a str, Option<i64>),
-) -> (u32, Cow<'a, str>, Option<i64>) {
-    (u32::try_from(table).unwrap_or(u32::MAX), Cow::Borrowed(device), high)
 }
 
 /// A plan that made states.
@@ -103,9 +96,13 @@ impl<'a> Saved<'a> {
         }
     }
 
-    pub(super) fn write(&self) -> Vec<u8> {
+    /// With these sources in place of its own: of thousands of devices no list is made.
+    pub(super) fn write_with<'b>(
+        &self,
+        sources: impl Iterator<Item = (usize, &'b str, Option<i64>)>,
+    ) -> Vec<u8> {
         let mut out = vec![VERSION];
-        put_section(&mut out, BASE, |out| self.base(out));
+        put_section(&mut out, BASE, |out| self.base(out, sources));
         put_section(&mut out, FRAMES, |out| out.extend(&self.frames));
         put_section(&mut out, PANES, |out| {
             if let Some(plan) = &self.panes {
@@ -127,9 +124,11 @@ impl<'a> Saved<'a> {
         out.extend(counts.iter().flat_map(|count| count.to_le_bytes()));
     }
 
-    fn base(&self, out: &mut Vec<u8>) {
-        // With thousands of devices they are nearly all of it.
-        out.reserve(self.sources.iter().map(|(_, device, _)| SOURCE_MAX + device.len()).sum());
+    fn base<'b>(
+        &self,
+        out: &mut Vec<u8>,
+        sources: impl Iterator<Item = (usize, &'b str, Option<i64>)>,
+    ) {
         out.extend(self.fingerprint.to_le_bytes());
         put_option(out, self.watermark);
         let numbers = [
@@ -152,12 +151,17 @@ impl<'a> Saved<'a> {
             out.extend(processed.to_le_bytes());
             out.extend(replay_from.to_le_bytes());
         }
-        put_length(out, self.sources.len());
-        for (table, device, high) in &self.sources {
-            out.extend(table.to_le_bytes());
+        let place = out.len();
+        put_length(out, 0);
+        out.reserve(sources.size_hint().0 * SOURCE_BYTES);
+        let mut count = 0;
+        for (table, device, high) in sources {
+            put_length(out, table);
             put_text(out, device);
-            put_option(out, *high);
+            put_option(out, high);
+            count += 1;
         }
+        set_length(out, place, count);
     }
 
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self, StreamError> {
@@ -243,8 +247,13 @@ fn put_section(out: &mut Vec<u8>, tag: u8, write: impl FnOnce(&mut Vec<u8>)) {
         out.truncate(start);
         return;
     }
-    let length = u32::try_from(out.len() - first).unwrap_or(u32::MAX);
-    out[start + 1..first].copy_from_slice(&length.to_le_bytes());
+    set_length(out, start + 1, out.len() - first);
+}
+
+/// Puts in a length that was not known before.
+fn set_length(out: &mut [u8], place: usize, length: usize) {
+    let length = u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
+    out[place..place + length.len()].copy_from_slice(&length);
 }
 
 pub(super) fn put_length(out: &mut Vec<u8>, length: usize) {
@@ -316,6 +325,13 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Saved<'_> {
+        fn write(&self) -> Vec<u8> {
+            let sources = self.sources.iter();
+            self.write_with(sources.map(|(table, name, high)| (*table as usize, &**name, *high)))
+        }
+    }
 
     #[test]
     fn what_is_written_is_read_and_anything_else_is_refused() {

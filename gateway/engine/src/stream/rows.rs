@@ -7,8 +7,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, StringArray, UInt32Array, new_null_array};
-use arrow::compute::{cast, concat_batches, take_record_batch};
+use arrow::array::{Array, AsArray, BooleanArray, StringArray, UInt32Array, new_null_array};
+use arrow::buffer::BooleanBuffer;
+use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, TimeUnit, TimestampMicrosecondType};
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
@@ -18,8 +19,6 @@ use crate::bytes::batch_bytes;
 use crate::sql::TableSchema;
 use crate::watermark::Texts;
 
-/// What a pane costs beside its rows, in bytes.
-const HELD_COST: usize = 256;
 /// Batches with fewer rows are joined once there are [`SMALL_BATCHES`] of them.
 pub(super) const SMALL_ROWS: usize = 64;
 pub(super) const SMALL_BATCHES: usize = 64;
@@ -119,15 +118,7 @@ impl Columns {
 
     /// The row's quality; good where the table has no such column.
     pub(super) fn quality(&self, row: usize) -> &'static str {
-        match &self.quality {
-            None => "good",
-            Some(qualities) if qualities.is_null(row) => "uncertain",
-            Some(qualities) => match qualities.value(row) {
-                "good" => "good",
-                "bad" => "bad",
-                _ => "uncertain",
-            },
-        }
+        self.quality.as_ref().map_or("good", |qualities| quality_in(qualities, row))
     }
 
     /// These rows, copied unless they are all.
@@ -137,6 +128,17 @@ impl Columns {
         }
         take_record_batch(&self.batch, &UInt32Array::from(rows))
             .map_err(|error| StreamError::Input(error.to_string()))
+    }
+}
+
+fn quality_in(qualities: &StringArray, row: usize) -> &'static str {
+    if qualities.is_null(row) {
+        return "uncertain";
+    }
+    match qualities.value(row) {
+        "good" => "good",
+        "bad" => "bad",
+        _ => "uncertain",
     }
 }
 
@@ -195,6 +197,20 @@ impl Mix {
         self.bad += other.bad;
     }
 
+    /// Of some rows of a batch that was held as this mix.
+    fn of_rows(rows: &RecordBatch, all: Self) -> Result<Self, ArrowError> {
+        let mut mix = Self::default();
+        match rows.column_by_name("quality") {
+            Some(column) if all.good < all.rows => {
+                let text = cast(column, &DataType::Utf8)?;
+                let text = text.as_string::<i32>();
+                (0..rows.num_rows()).for_each(|row| mix.add(quality_in(text, row)));
+            }
+            _ => mix.add_good(rows.num_rows() as u64),
+        }
+        Ok(mix)
+    }
+
     /// Of counts that [`Mix::counts`] gave.
     pub(super) fn of(counts: [u64; 3]) -> Self {
         let [good, bad, rows] = counts;
@@ -239,74 +255,69 @@ pub(super) fn quality_runs(columns: &Columns, first: usize) -> Vec<(usize, usize
     runs
 }
 
+/// What is known of a batch that is held.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// No row of it has a lower log position.
+    position: u64,
+    mix: Mix,
+}
+
 /// The rows of one table in one pane.
 #[derive(Debug, Clone, Default)]
 struct Part {
     batches: Vec<RecordBatch>,
+    /// Of each batch.
+    known: Vec<Known>,
     /// Small ones at the end of `batches`, one after the other.
     small: usize,
-    first_position: Option<u64>,
 }
 
 impl Part {
     /// Keeps a batch; small ones are joined once there are some. An array costs some 200 bytes
     /// beside its values: a poll of a thousand points each second would hold 0.7 GB in an hour's
     /// window, and count it as 14 MB.
-    fn push(&mut self, batch: RecordBatch) -> Result<(), ArrowError> {
+    fn push(&mut self, batch: RecordBatch, known: Known) -> Result<(), ArrowError> {
         let small = batch.num_rows() < SMALL_ROWS;
         self.batches.push(batch);
+        self.known.push(known);
         self.small = if small { self.small + 1 } else { 0 };
         if self.small < SMALL_BATCHES {
             return Ok(());
         }
         let first = self.batches.len() - self.small;
         let joined = concat_batches(self.batches[first].schema_ref(), &self.batches[first..])?;
+        let mut known = self.known[first];
+        for other in &self.known[first + 1..] {
+            known.position = known.position.min(other.position);
+            known.mix.merge(other.mix);
+        }
         self.batches.truncate(first);
+        self.known.truncate(first);
         self.batches.push(joined);
+        self.known.push(known);
         self.small = 0;
         Ok(())
     }
 }
 
 /// Rows that are held together, by table: those of a pane.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Held {
     parts: Vec<Part>,
-    /// Of all rows that were added, also of those that were forgotten since.
     mix: Mix,
+    /// Of the rows alone.
     bytes: usize,
-    rows: usize,
 }
 
 impl Held {
     pub(super) fn new(tables: usize) -> Self {
-        Self::of_mix(tables, Mix::default())
-    }
-
-    /// Holds no rows and stands for those of `mix`.
-    pub(super) fn of_mix(tables: usize, mix: Mix) -> Self {
-        Self { parts: vec![Part::default(); tables], mix, bytes: HELD_COST, rows: 0 }
+        Self { parts: vec![Part::default(); tables], mix: Mix::default(), bytes: 0 }
     }
 
     /// Rows that are held.
     pub(super) fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Lets go of the rows; what they were and where they lie in the log stays known.
-    pub(super) fn forget_rows(&mut self) {
-        for part in &mut self.parts {
-            part.batches = Vec::new();
-            part.small = 0;
-        }
-        (self.bytes, self.rows) = (HELD_COST, 0);
-    }
-
-    /// The rows are not needed from the log any more.
-    pub(super) fn forget_positions(&mut self) {
-        for part in &mut self.parts {
-            part.first_position = None;
-        }
+        usize::try_from(self.mix.rows).unwrap_or(usize::MAX)
     }
 
     /// What they weigh in memory, in bytes.
@@ -318,9 +329,9 @@ impl Held {
         self.mix
     }
 
-    /// Lowest log position of a table's rows.
+    /// A log position below which no row of a table is held, the highest that is known.
     pub(super) fn first_position(&self, table: usize) -> Option<u64> {
-        self.parts[table].first_position
+        self.parts[table].known.iter().map(|known| known.position).min()
     }
 
     /// A table's rows in arrival order.
@@ -339,20 +350,56 @@ impl Held {
         let Some(&first) = rows.first() else {
             return Ok(());
         };
+        let mut mix = Mix::default();
         if columns.all_good {
-            self.mix.add_good(rows.len() as u64);
+            mix.add_good(rows.len() as u64);
         } else {
             for &row in &rows {
-                self.mix.add(columns.quality(row as usize));
+                mix.add(columns.quality(row as usize));
             }
         }
-        self.rows += rows.len();
+        let known = Known { position: position + u64::from(first), mix };
         let batch = columns.take(rows)?;
+        let kept = self.keep(table, batch, known);
+        kept.map_err(|error| StreamError::Input(error.to_string()))
+    }
+
+    fn keep(&mut self, table: usize, batch: RecordBatch, known: Known) -> Result<(), ArrowError> {
+        self.mix.merge(known.mix);
         self.bytes += batch_bytes(&batch);
-        let part = &mut self.parts[table];
-        let first = position + u64::from(first);
-        part.first_position = Some(part.first_position.map_or(first, |held| held.min(first)));
-        part.push(batch).map_err(|error| StreamError::Input(error.to_string()))
+        self.parts[table].push(batch, known)
+    }
+
+    /// The rows with a time before `before`, and the others. `times` are the tables' columns.
+    pub(super) fn split(&self, before: i64, times: &[usize]) -> Result<(Self, Self), ArrowError> {
+        let mut ahead = Self::new(self.parts.len());
+        if before == i64::MAX {
+            return Ok((self.clone(), ahead));
+        }
+        let mut behind = ahead.clone();
+        for ((table, part), time) in self.parts.iter().enumerate().zip(times) {
+            for (batch, known) in part.batches.iter().zip(&part.known) {
+                let (batch, known) = (batch.clone(), *known);
+                let own = batch.column(*time).as_primitive::<TimestampMicrosecondType>().values();
+                match own.iter().filter(|time| **time < before).count() {
+                    0 => ahead.keep(table, batch, known)?,
+                    rows if rows == own.len() => behind.keep(table, batch, known)?,
+                    _ => {
+                        let is_behind =
+                            BooleanBuffer::collect_bool(own.len(), |row| own[row] < before);
+                        let is_ahead = BooleanArray::from(!&is_behind);
+                        for (side, rows) in
+                            [(&mut behind, BooleanArray::from(is_behind)), (&mut ahead, is_ahead)]
+                        {
+                            let rows = filter_record_batch(&batch, &rows)?;
+                            let mix = Mix::of_rows(&rows, known.mix)?;
+                            side.keep(table, rows, Known { mix, ..known })?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok((behind, ahead))
     }
 }
 

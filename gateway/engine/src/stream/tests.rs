@@ -5,6 +5,7 @@ mod beside;
 mod kinds;
 mod memory;
 mod missed;
+mod over_time;
 mod overlap;
 mod panes;
 mod properties;

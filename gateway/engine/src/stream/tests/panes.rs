@@ -17,7 +17,7 @@ const BY_DEVICE: &str = "SELECT window_start() AS s, window_end() AS e, device, 
                          HAVING count(*) > 0 ORDER BY device";
 
 /// As soon as anything can be folded and stored.
-const EAGER: Limits = Limits {
+pub(super) const EAGER: Limits = Limits {
     fold_rows: 1,
     fold_rows_per_group: 0,
     fold_bytes: 0,
@@ -28,9 +28,9 @@ const EAGER: Limits = Limits {
 };
 
 /// Stored at the first row, whatever it costs.
-const ALWAYS: Limits = Limits { rows_per_state: 0, ..EAGER };
+pub(super) const ALWAYS: Limits = Limits { rows_per_state: 0, ..EAGER };
 
-fn hopping(size: i64, step: i64) -> Window {
+pub(super) fn hopping(size: i64, step: i64) -> Window {
     Window::Hopping { size: size * SECOND, step: step * SECOND, offset: 0 }
 }
 
@@ -39,7 +39,7 @@ fn aligned(stream: &mut Stream) -> &mut crate::stream::aligned::Aligned {
     aligned
 }
 
-fn with(mut stream: Stream, limits: Option<Limits>) -> Stream {
+pub(super) fn with(mut stream: Stream, limits: Option<Limits>) -> Stream {
     if let Some(limits) = limits {
         aligned(&mut stream).limit(limits);
     }
@@ -53,7 +53,7 @@ fn planned(spec: &StreamSpec, sql: &str, limits: Option<Limits>) -> Query {
 }
 
 /// Results as text, with their first numbers, windows and qualities.
-fn texts(results: &[Output]) -> Vec<String> {
+pub(super) fn texts(results: &[Output]) -> Vec<String> {
     let options = FormatOptions::new().with_null("-");
     let mut lines = Vec::new();
     for output in results {
@@ -102,6 +102,11 @@ impl Kept {
         self.progress = Some(Progress { states: vec![], ..progress });
     }
 
+    /// How many states of panes there are, beside what functions remember.
+    pub(super) fn panes(&self) -> usize {
+        self.states.keys().filter(|key| !crate::functions::is_memory(**key)).count()
+    }
+
     pub(super) fn states(&self) -> Vec<(u64, Bytes)> {
         self.states.iter().map(|(key, bytes)| (*key, bytes.clone())).collect()
     }
@@ -120,14 +125,14 @@ impl Kept {
 /// One run over rows one by one, each an event and a commit. After each batch of `cuts` that
 /// `crashes` names the stream is lost before the commit of its last event, and what that brought
 /// with it; the row is in the log.
-struct Run<'a> {
-    window: &'a Window,
-    sql: &'a str,
-    rows: &'a [Row],
-    cuts: &'a [usize],
-    crashes: &'a [usize],
-    lateness: i64,
-    limits: Option<Limits>,
+pub(super) struct Run<'a> {
+    pub(super) window: &'a Window,
+    pub(super) sql: &'a str,
+    pub(super) rows: &'a [Row],
+    pub(super) cuts: &'a [usize],
+    pub(super) crashes: &'a [usize],
+    pub(super) lateness: i64,
+    pub(super) limits: Option<Limits>,
 }
 
 impl Run<'_> {
@@ -142,7 +147,7 @@ impl Run<'_> {
         micros(&rows, quality)
     }
 
-    async fn go(&self) -> (Vec<String>, Counts, Kept) {
+    pub(super) async fn go(&self) -> (Vec<String>, Counts, Kept) {
         let spec = self.spec();
         let mut kept = Kept::default();
         let mut stream =
@@ -181,7 +186,7 @@ impl Run<'_> {
         ledger_holds(&stream.counts());
         let counts = stream.counts();
         assert_eq!((counts.open_rows, counts.open_windows, counts.open_bytes), (0, 0, 0));
-        assert!(kept.states.is_empty(), "states of windows that are over are removed");
+        assert_eq!(kept.panes(), 0, "states of windows that are over are removed");
         (texts(&results), counts, kept)
     }
 }
