@@ -57,6 +57,7 @@ mod tests {
     use arrow::util::display::array_value_to_string;
 
     use super::super::{Sql, TableSchema};
+    use crate::window::Bounds;
 
     /// A register of each kind, of which little arithmetic fits the kind.
     fn registers() -> RecordBatch {
@@ -80,7 +81,8 @@ mod tests {
         let sql = Sql::new(1 << 20).unwrap();
         let text = format!("SELECT {what} AS x FROM m");
         let mut query = sql.plan(&text, &[table], windowed).map_err(|e| e.message)?;
-        let result = query.execute(vec![vec![rows]], None).await.map_err(|e| e.message)?;
+        let bounds = windowed.then_some(Bounds { start: 0, end: 10 });
+        let result = query.execute(vec![vec![rows]], bounds).await.map_err(|e| e.message)?;
         let column = result[0].column(0);
         Ok(if column.is_null(0) {
             "null".to_owned()
