@@ -93,7 +93,7 @@ pub struct Boot {
 /// place. An error, with all problems of the file, means that there is none.
 pub fn boot(path: &Path, environment: &dyn Environment) -> Result<Boot, Problems> {
     let (refused, sources) = match read_sources(path) {
-        Ok(sources) => match check(path, &sources, environment) {
+        Ok(sources) => match check(path, &sources, environment, &EnginePlanner::default()) {
             Ok((document, warnings)) => {
                 let view = view(ConfigOrigin::File, &sources, problems(&warnings));
                 return Ok(Boot { document, sources, view, told: warnings });
@@ -108,7 +108,7 @@ pub fn boot(path: &Path, environment: &dyn Environment) -> Result<Boot, Problems
         let Some(kept) = last_good(Path::new(&folder), path) else {
             continue;
         };
-        if let Ok((document, _)) = check(path, &kept, environment) {
+        if let Ok((document, _)) = check(path, &kept, environment, &EnginePlanner::default()) {
             let mut view = view(ConfigOrigin::LastGood, &kept, problems(&refused));
             view.config.file_revision = Some(revision(&sources));
             return Ok(Boot { document, sources: kept, view, told: refused });
@@ -125,8 +125,9 @@ fn check(
     path: &Path,
     sources: &[SourceFile],
     environment: &dyn Environment,
+    planner: &EnginePlanner,
 ) -> Result<(Document, Problems), Problems> {
-    let (loaded, warnings) = load_and_check(sources, environment, &EnginePlanner::default())?;
+    let (loaded, warnings) = load_and_check(sources, environment, planner)?;
     let mut document = loaded.document;
     document.anchor(&folder_of(path));
     Ok((document, warnings))
@@ -253,7 +254,8 @@ impl Steward {
     async fn take(&mut self, sources: Vec<SourceFile>, place: Option<PathBuf>) -> Applied {
         let (texts, environment) = (sources.clone(), self.environment.clone());
         let path = self.path.clone();
-        let checked = blocking(move || check(&path, &texts, &*environment)).await;
+        let planner = EnginePlanner::for_a_change();
+        let checked = blocking(move || check(&path, &texts, &*environment, &planner)).await;
         let (document, warnings) = match checked {
             Ok(Ok(checked)) => checked,
             Ok(Err(problems)) => return refused(&problems),

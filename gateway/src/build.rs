@@ -8,7 +8,7 @@ use std::time::Duration;
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{
     Device, DeviceDriver, Document, Environment, EventTime, Future, LookupSection, Priority,
-    ReplayMark, ReplayOrder, SinkDriver, SinkSection, StreamSection, Table as TableConfig,
+    ReplayMark, ReplayOrder, Route, SinkDriver, SinkSection, StreamSection, Table as TableConfig,
     WhenFull, Window as WindowConfig, resolve_secret,
 };
 use tidegate_drivers::bus::{BusHandle, BusOwner};
@@ -32,8 +32,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chain::{self, StreamTables};
 use crate::clock::SharedClock;
+use crate::ledger;
 use crate::pump::{Plan, Writer};
+use crate::route::Target;
 use crate::source::WhenBusy;
+use crate::stream::Routes;
 use crate::supervisor::{Exit, Part};
 
 /// Runtimes of their own for what must not wait for others.
@@ -423,5 +426,26 @@ pub(crate) fn encode(driver: &SinkDriver) -> Encode {
         SinkDriver::Mqtt(sink) => sink.encode.clone(),
         SinkDriver::File(sink) => sink.encode.clone(),
         SinkDriver::Stdout(sink) => sink.encode.clone(),
+    }
+}
+
+/// Where a stream's rows go.
+pub(crate) fn routes(document: &Document, stream: &StreamSection) -> Routes {
+    let targets = |routes: &[Route]| -> Vec<Target> {
+        let target = |route: &Route| {
+            let sink = document.sinks.iter().find(|sink| sink.name == route.sink)?;
+            Some(Target {
+                sink: sink.name.as_str().into(),
+                encode: encode(&sink.driver),
+                results: ledger::results(sink.name.as_str()),
+                when: route.when.clone(),
+            })
+        };
+        routes.iter().filter_map(target).collect()
+    };
+    Routes {
+        results: targets(&stream.to),
+        late: targets(stream.late.as_ref().map_or(&[], |late| &late.to)),
+        failed: targets(stream.on_error.as_ref().map_or(&[], |failed| &failed.to)),
     }
 }

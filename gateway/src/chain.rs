@@ -57,7 +57,7 @@ impl StreamTables {
                 Ok(columns) => {
                     tables.0.insert(stream.name.to_string(), columns);
                 }
-                Err(error) => tracing::error!(stream = %stream.name, error, "it makes no table"),
+                Err(error) => tracing::debug!(stream = %stream.name, error, "it makes no table"),
             }
         }
         tables

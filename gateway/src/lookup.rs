@@ -199,18 +199,16 @@ fn source_text(section: &LookupSection) -> String {
     serde_json::to_string(&(&section.source, &section.columns)).unwrap_or_default()
 }
 
-/// The lookups of a configuration with their rows, for what runs without the parts.
-pub(crate) async fn loaded_lookups(document: &Document) -> Result<Vec<Arc<Lookup>>, String> {
-    let mut lookups = Vec::new();
-    for section in &document.lookups {
-        let lookup = Lookup::new(section.name.as_str(), section.schema());
-        let load = load(section)
-            .await
-            .and_then(|rows| lookup.replace(rows).map_err(|error| error.to_string()));
-        load.map_err(|error| format!("lookup {}: {error}", section.name))?;
-        lookups.push(Arc::new(lookup));
-    }
-    Ok(lookups)
+/// Loads the rows of a configuration's lookup where it has none, for what runs without the parts.
+pub(crate) async fn load_once(document: &Document, lookup: &Lookup) -> Result<(), String> {
+    let mut sections = document.lookups.iter();
+    let section = sections.find(|section| section.name.as_str() == lookup.name());
+    let Some(section) = section.filter(|_| lookup.rows().is_none()) else {
+        return Ok(());
+    };
+    let loaded = load(section).await;
+    let loaded = loaded.and_then(|rows| lookup.replace(rows).map_err(|error| error.to_string()));
+    loaded.map_err(|error| format!("lookup {}: {error}", section.name))
 }
 
 /// Loads all rows of a lookup, or says in words why not. Cancel safe.

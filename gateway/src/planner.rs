@@ -1,6 +1,7 @@
 //! The engine's planner behind the border that the configuration's check knows.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{
@@ -18,7 +19,13 @@ pub struct EnginePlanner {
     engine: OnceLock<Result<Sql, SqlError>>,
     /// The columns of the streams that others read.
     streams: OnceLock<StreamTables>,
+    /// How long planning one text may take.
+    max: Option<Duration>,
 }
+
+/// How long the planning of one text may take where somebody asks for it beside what runs. A
+/// configuration that is started was accepted before, and has the time that it takes.
+const ASKED_MAX: Duration = Duration::from_secs(20);
 
 /// Memory that planning may use; nothing is executed.
 const PLAN_MEMORY: usize = 16 << 20;
@@ -75,8 +82,20 @@ impl SqlPlanner for EnginePlanner {
 }
 
 impl EnginePlanner {
+    /// A planner that refuses what takes too long to plan.
+    pub fn for_a_change() -> Self {
+        Self { max: Some(ASKED_MAX), ..Self::default() }
+    }
+
     fn engine(&self) -> Result<&Sql, SqlError> {
-        self.engine.get_or_init(|| Sql::new(PLAN_MEMORY)).as_ref().map_err(SqlError::clone)
+        let engine = self.engine.get_or_init(|| {
+            let sql = Sql::new(PLAN_MEMORY)?;
+            Ok(match self.max {
+                Some(max) => sql.planning_within(max),
+                None => sql,
+            })
+        });
+        engine.as_ref().map_err(SqlError::clone)
     }
 }
 

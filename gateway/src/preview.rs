@@ -23,12 +23,14 @@ use tokio::time::Instant;
 use crate::build::stream_spec;
 use crate::chain::StreamTables;
 use crate::clock::SharedClock;
-use crate::tap::{Tap, Taps};
+use crate::tap::{Tap, Taps, rows_of};
 
 /// Memory that a preview's operators and open windows may hold each, beside that of the streams.
 const MEMORY: usize = 16 << 20;
 /// Time for one execution, shorter than that of streams: somebody waits.
 const TIME_MAX: Duration = Duration::from_secs(5);
+/// Time for planning.
+const PLANNING_MAX: Duration = Duration::from_secs(10);
 /// Values (rows times columns) that are read from the logs at most, the newest ones.
 const VALUES_MAX: u64 = 2 << 20;
 /// Rows that are read at once.
@@ -102,18 +104,10 @@ impl Preview {
     pub fn plan(self) -> Result<Planned, String> {
         let (document, section) = (&self.document, &self.section);
         let sql = Sql::new(MEMORY).and_then(|sql| sql.share(MEMORY, TIME_MAX));
-        let sql = sql.map_err(|error| error.message)?;
-        let tables = document.tables();
+        let sql = sql.map_err(|error| error.message)?.planning_within(PLANNING_MAX);
         let streams = StreamTables::plan(document, &sql);
         for table in &section.from {
-            let known = tables.iter().any(|known| known.name == table.as_str());
-            if !known && streams.get(table.as_str()).is_none() {
-                let names: Vec<_> = tables.iter().map(|table| table.name.as_str()).collect();
-                return Err(format!(
-                    "there is no table `{table}`; there are: {}",
-                    names.join(", ")
-                ));
-            }
+            no_table(document, &streams, table.as_str())?;
         }
         let mut spec = stream_spec(document, section, section.event_time, &streams);
         spec.memory_max = MEMORY;
@@ -123,11 +117,38 @@ impl Preview {
             let hint = error.hint.map(|hint| format!(" ({hint})"));
             format!("{}{}{}", place.unwrap_or_default(), error.message, hint.unwrap_or_default())
         })?;
-        // From here on no new row is missed.
+        if let Some(lookup) = query.lookups().find(|lookup| lookup.rows().is_none()) {
+            return Err(format!("the lookup `{}` was not loaded yet", lookup.name()));
+        }
+        // From here on no new row is missed, also of tables that are only looked at.
         let live = !self.lasting.is_zero();
-        let taps = section.from.iter().filter(|_| live).map(|name| self.taps.look(name.as_str()));
+        let taps = spec.tables.iter().filter(|_| live).map(|table| {
+            let name = &table.name;
+            match streams.get(name) {
+                Some(_) => self.taps.look(&rows_of(name)),
+                None => self.taps.look(name),
+            }
+        });
         Ok(Planned { taps: taps.collect(), preview: self, spec, query })
     }
+}
+
+/// Says where there is no table of a name.
+fn no_table(document: &Document, streams: &StreamTables, name: &str) -> Result<(), String> {
+    let tables = document.tables();
+    if tables.iter().any(|table| table.name == name) || streams.get(name).is_some() {
+        return Ok(());
+    }
+    if document.streams.iter().any(|stream| stream.name.as_str() == name) {
+        return Err(format!(
+            "the results of `{name}` are no table: no other stream reads them, so they are not kept \
+             as rows (`tidegate tap {name}` shows them as they come)"
+        ));
+    }
+    let read = document.streams.iter().map(|stream| stream.name.as_str());
+    let read = read.filter(|stream| streams.get(stream).is_some());
+    let names: Vec<_> = tables.iter().map(|table| table.name.as_str()).chain(read).collect();
+    Err(format!("there is no table `{name}`; there are: {}", names.join(", ")))
 }
 
 impl Planned {

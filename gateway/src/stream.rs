@@ -7,15 +7,14 @@
 
 mod joined;
 mod listening;
+mod routers;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use tidegate_config::check::{ERROR_COLUMN, REASON_COLUMN, with_text};
 use tidegate_engine::store::{Commit, Store, StreamProgress};
 use tidegate_engine::{Counts, Effects, Event, Lookup, Query, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
@@ -24,23 +23,13 @@ use tokio::time::{Instant, timeout};
 use crate::chain::Upstream;
 use crate::clock::{ClockWait, DurableTime, SharedClock};
 use crate::process::{Losses, Program};
-use crate::route::{Routed, Router, Target, with_reason};
 use crate::supervisor::{Exit, Health, Part};
 use crate::table::Positioned;
-use crate::tap::{Passed, Taps};
+use crate::tap::{Passed, Taps, rows_of};
 use joined::joined;
 pub use listening::Feeds;
 use listening::{HEARTBEAT, Listening};
-
-/// Where a stream's rows go, planned with its SQL: one router for each form that rows have.
-#[derive(Debug, Default)]
-pub struct Routers {
-    results: Router,
-    /// By table.
-    late: Vec<Router>,
-    /// By table.
-    failed: Vec<Router>,
-}
+pub use routers::{Routers, Routes, Who};
 
 /// What a stream counts beside the engine's own counts.
 #[derive(Debug, Default)]
@@ -81,12 +70,8 @@ pub struct StreamPart {
     pub queue: mpsc::Receiver<Positioned>,
     /// The store.
     pub store: Store,
-    /// Where results go.
-    pub targets: Vec<Target>,
-    /// Where late rows go.
-    pub late_targets: Vec<Target>,
-    /// Where rows go that the SQL failed on.
-    pub error_targets: Vec<Target>,
+    /// Where rows go.
+    pub routes: Routes,
     /// The durable counter of results that no route took.
     pub unrouted: Arc<str>,
     /// `gateway/epoch`, the beginning of each record id.
@@ -276,17 +261,7 @@ impl StreamPart {
     }
 
     fn routers(&self, query: &Query) -> Result<Routers, String> {
-        let side = |targets: &[Target], column: &str| {
-            let tables = self.spec.tables.iter();
-            let form = tables.map(|table| with_text(&table.schema, column));
-            let planned = form.map(|columns| Router::plan(&self.sql, targets, &columns));
-            planned.collect::<Result<Vec<_>, _>>()
-        };
-        Ok(Routers {
-            results: Router::plan(&self.sql, &self.targets, &query.schema())?,
-            late: side(&self.late_targets, REASON_COLUMN)?,
-            failed: side(&self.error_targets, ERROR_COLUMN)?,
-        })
+        Routers::plan(&self.sql, &self.spec.tables, &query.schema(), &self.routes)
     }
 
     /// The stream where `progress` left it, before its logs are read.
@@ -503,70 +478,17 @@ impl StreamPart {
         commit: &mut Commit,
     ) -> Result<(), String> {
         for output in &effects.results {
-            if let Some(upstream) = &self.upstream {
-                let rows = upstream.rows(output, now);
-                commit.rows.push(rows.map_err(|e| format!("a result makes no row: {e}"))?);
-            }
             self.taps.offer(&self.name, || Passed {
                 first: output.first_seq,
                 batch: output.batch.clone(),
                 quality: Some(output.quality),
             });
-            let window = output.window.map(|w| (w.start, w.end));
-            let rows = Routed {
-                batch: &output.batch,
-                id_prefix: &self.id_prefix,
-                stream: &self.name,
-                quality: output.quality,
-                first_seq: output.first_seq,
-                window,
-                created: now,
-            };
-            let unrouted = self.put(&self.routers.results, &rows, commit)?;
-            if unrouted > 0 {
-                commit.counts.push((self.unrouted.clone(), unrouted));
-            }
         }
-        let late = effects.late.iter().map(|late| {
-            (&self.routers.late[late.table], &late.batch, REASON_COLUMN, late.reason.name())
-        });
-        self.put_beside("late", "uncertain", before.late + before.future, late, now, commit)?;
-        let failed = effects.failed.iter().map(|failed| {
-            (&self.routers.failed[failed.table], &failed.batch, ERROR_COLUMN, &*failed.error)
-        });
-        self.put_beside("error", "bad", before.failed_out, failed, now, commit)
-    }
-
-    /// Puts rows that are no results, with the reason in a column, into the outboxes of their sinks
-    /// as those of a stream beside this one.
-    fn put_beside<'a>(
-        &self,
-        what: &str,
-        quality: &'static str,
-        mut first_seq: u64,
-        rows: impl Iterator<Item = (&'a Router, &'a RecordBatch, &'a str, &'a str)>,
-        created: i64,
-        commit: &mut Commit,
-    ) -> Result<(), String> {
-        let stream: Arc<str> = format!("{}.{what}", self.name).into();
-        for (router, batch, column, reason) in rows {
-            if !router.is_empty() {
-                let batch = &with_reason(batch, column, reason)?;
-                let (id_prefix, stream) = (&*self.id_prefix, &stream);
-                let window = None;
-                let rows = Routed { batch, id_prefix, stream, quality, first_seq, window, created };
-                self.put(router, &rows, commit)?;
-            }
-            first_seq += batch.num_rows() as u64;
-        }
+        let who = Who { stream: &self.name, id_prefix: &self.id_prefix, unrouted: &self.unrouted };
+        let upstream = self.upstream.as_ref();
+        let errors = self.routers.put(&who, upstream, effects, before, now, commit)?;
+        errors.iter().for_each(|error| self.failed(error));
         Ok(())
-    }
-
-    /// Puts rows where they go. Returns how many go nowhere.
-    fn put(&self, to: &Router, rows: &Routed<'_>, commit: &mut Commit) -> Result<u64, String> {
-        let outcome = to.put(rows, commit)?;
-        outcome.errors.iter().for_each(|error| self.failed(error));
-        Ok(outcome.unrouted)
     }
 
     /// Queues results together with the progress that they stand for.
@@ -584,9 +506,14 @@ impl StreamPart {
         commit.counts.extend(self.durable_time.growth(self.clock.now()));
         stream.submitted();
         self.shown.send_replace(Some(stream.counts()));
-        let rows = commit.rows.iter().map(|rows| (rows.position, rows.batch.clone())).collect();
+        let rows = commit.rows.iter().map(|rows| (rows.position, rows.batch.clone()));
+        let rows: Vec<_> = rows.collect();
         self.commit(commit, false).await?;
         if let Some(upstream) = &self.upstream {
+            for (first, batch) in &rows {
+                let passed = || Passed { first: *first, batch: batch.clone(), quality: None };
+                self.taps.offer(&rows_of(&self.name), passed);
+            }
             upstream.hand_on(rows).await;
         }
         Ok(())

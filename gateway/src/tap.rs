@@ -35,6 +35,12 @@ impl Passed {
     }
 }
 
+/// Under which name a stream's results pass as rows of its table, at their positions in its log.
+pub fn rows_of(stream: &str) -> String {
+    // No name has a stroke.
+    format!("{stream}/rows")
+}
+
 /// Who looks at which table or stream.
 #[derive(Debug, Default)]
 pub struct Taps {

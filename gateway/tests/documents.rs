@@ -50,6 +50,13 @@ fn the_help_is_what_the_file_says() {
         "status",
         "healthcheck",
         "apply",
+        "tap",
+        "preview",
+        "streams",
+        "streams ls",
+        "streams start",
+        "streams stop",
+        "streams restart",
         "store",
         "store ls",
         "store inspect",
@@ -145,7 +152,12 @@ fn every_example_is_accepted_and_its_tests_pass() {
             continue;
         }
         seen += 1;
+        // Its tests ask its program, which a promise in tests/ starts.
+        let asks = path.file_stem().is_some_and(|name| name == "process");
         for command in ["check", "test", "explain"] {
+            if command == "test" && asks {
+                continue;
+            }
             let text = path.to_str().unwrap();
             let args: &[&str] =
                 if command == "explain" { &["explain", "-c", text] } else { &[command, text] };

@@ -1,7 +1,7 @@
 //! Every example of the repository is a configuration that runs, and the tests in it pass. And a
 //! test that expects something else fails, or it would prove nothing.
 
-use crate::harness::{Scratch, repository, run, secs};
+use crate::harness::{Scratch, python, repository, run, secs};
 
 fn examples() -> Vec<std::path::PathBuf> {
     let folder = repository().join("board-configs/examples");
@@ -25,7 +25,20 @@ fn examples_are_accepted_and_their_tests_pass() {
         }
         assert_eq!(checked.code, Some(0), "{name}: {checked:?}");
         assert!(checked.stdout.contains("no problems"), "{name}: {checked:?}");
-        let tested = run(&["test", name], secs(30));
+        let program = format!(
+            "tank_alarms=exec {} {} {{socket}}",
+            python().display(),
+            repository().join("gateway/examples/process/alarm.py").display()
+        );
+        let mut test = vec!["test", name];
+        if name.ends_with("/process.yaml") {
+            // Nobody to ask is told, with what to do.
+            let alone = run(&test, secs(30));
+            assert_eq!(alone.code, Some(1), "{alone:?}");
+            assert!(alone.stdout.contains("--program 'tank_alarms=COMMAND"), "{alone:?}");
+            test.extend(["--program", &program]);
+        }
+        let tested = run(&test, secs(30));
         assert_eq!(tested.code, Some(0), "{name}: {tested:?}");
         assert!(tested.stdout.contains(" 0 failed"), "{name}: {tested:?}");
     }

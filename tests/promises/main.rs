@@ -49,6 +49,7 @@ mod qos1_input_is_not_throttled;
 mod reads_a_foreign_modbus_server;
 mod refused_records_can_be_sent_again;
 mod rows_before_the_clock_is_set_get_their_time;
+mod sessions_survive_kill_9;
 mod simulator_serves_a_foreign_client;
 mod status_tells_the_truth;
 mod stops_within_grace;

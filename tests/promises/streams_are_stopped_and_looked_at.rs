@@ -207,3 +207,162 @@ fn sql_is_tried_over_the_rows_that_are_there() {
     assert_eq!(after["streams"].as_array().map(Vec::len), Some(2));
     assert_eq!(gateway.stop().code, Some(0));
 }
+
+/// A counter every 20 ms, a mode that changes every 200 ms, a lookup, and a stream that another reads.
+fn joined(scratch: &Scratch) -> String {
+    let head = head(scratch);
+    let names = scratch.file("parity.csv", "parity,name\n0,even\n1,odd\n");
+    format!(
+        "{head}
+devices:
+  - {{ name: s, history: 10m, driver: {{ generate: {{ every: 20ms, points: [ {{ name: n, value: {{ counter: {{}} }} }} ] }} }} }}
+  - {{ name: mode, history: 10m, driver: {{ generate: {{ every: 200ms, points: [ {{ name: step, value: {{ counter: {{}} }} }} ] }} }} }}
+lookups:
+  - name: parities
+    source: {{ csv: {{ path: {} }} }}
+    columns: [ {{ name: parity, type: i64 }}, {{ name: name, type: string }} ]
+streams:
+  - {{ name: doubled, from: [s], sql: \"SELECT time, 2 * n AS twice FROM s\" }}
+  - {{ name: sums, from: [doubled], window: {{ tumbling: {{ size: 1s }} }}, sql: \"SELECT count(*) AS c FROM doubled\", to: [ {{ sink: out }} ] }}
+  - {{ name: alone, from: [s], sql: SELECT n FROM s WHERE n < 0, to: [ {{ sink: out }} ] }}
+sinks:
+  - {{ name: out, driver: {{ stdout: {{}} }} }}
+",
+        names.display()
+    )
+}
+
+#[test]
+fn a_preview_looks_at_lookups_at_latest_rows_and_at_streams() {
+    let scratch = Scratch::new("joined");
+    let mut gateway = Gateway::start(&scratch, &joined(&scratch));
+    gateway.wait_status("some windows", secs(20), |status| {
+        (count(status, "streams", "sums", "results") >= 2).then_some(())
+    });
+    let rows = |arguments: &[&str]| {
+        let tried = command(&scratch, arguments);
+        assert_eq!(tried.code, Some(0), "{tried:?}");
+        assert!(!tried.stderr.contains("failed: 1"), "{tried:?}");
+        let rows = json_lines(&tried.stdout);
+        assert!(rows.len() >= 30, "{tried:?}");
+        rows
+    };
+    // Each number by its parity.
+    let sql = "SELECT s.n AS n, p.name AS name FROM s JOIN parities AS p ON p.parity = s.n % 2";
+    for row in rows(&["preview", "s", "--sql", sql]) {
+        let even = row["n"].as_i64().expect("a number") % 2 == 0;
+        assert_eq!(row["name"], if even { "even" } else { "odd" }, "{row}");
+    }
+    // What was last when each row came, among the rows that are there and among new ones.
+    let sql = "SELECT s.n AS n, m.step AS step FROM s JOIN latest('mode') AS m ON true";
+    for arguments in [vec!["--last", "10m"], vec!["--last", "0ms", "--for", "3s"]] {
+        let mut all = vec!["preview", "s", "--sql", sql];
+        all.extend(arguments);
+        let rows = rows(&all);
+        let steps: Vec<_> = rows.iter().map(|row| row["step"].as_i64().expect("a step")).collect();
+        assert!(steps.is_sorted() && steps[0] < steps[steps.len() - 1], "{steps:?}");
+    }
+    // A stream's results as rows of its table: those that are still there, and new ones, each once.
+    let new =
+        rows(&["preview", "doubled", "--sql", "SELECT twice, seq FROM doubled", "--for", "2s"]);
+    let twice: Vec<_> = new.iter().map(|row| row["twice"].as_i64().expect("a number")).collect();
+    assert!(twice.windows(2).all(|pair| pair[1] == pair[0] + 2), "{twice:?}");
+    let windows = command(
+        &scratch,
+        &[
+            "preview",
+            "doubled",
+            "--window",
+            "tumbling: { size: 1s }",
+            "--sql",
+            "SELECT count(*) AS c, max(twice) - min(twice) AS span FROM doubled",
+            "--for",
+            "4s",
+        ],
+    );
+    assert_eq!(windows.code, Some(0), "{windows:?}");
+    let windows = json_lines(&windows.stdout);
+    assert!(windows.len() >= 2, "{windows:?}");
+    for window in windows {
+        let rows = window["c"].as_i64().expect("a count");
+        assert_eq!(window["span"].as_i64(), Some(2 * (rows - 1)), "{window}");
+    }
+    for (table, words) in
+        [("alone", "no other stream reads them"), ("dubled", "there are: mode, s, doubled")]
+    {
+        let sql = format!("SELECT 1 AS one FROM {table}");
+        let refused = command(&scratch, &["preview", table, "--sql", &sql]);
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.stderr.contains(words), "{words}: {refused:?}");
+    }
+    assert_eq!(gateway.stop().code, Some(0));
+}
+
+/// Neither a stream that others read, nor one that reads, loses a row or has one twice when somebody
+/// restarts, stops and starts it.
+#[test]
+fn a_stream_that_others_read_is_restarted_by_hand() {
+    let scratch = Scratch::new("restart-chain");
+    let head = head(&scratch);
+    let config = format!(
+        "{head}
+devices:
+  - {{ name: s, driver: {{ generate: {{ every: 10ms, points: [ {{ name: n, value: {{ counter: {{}} }} }} ] }} }} }}
+streams:
+  - {{ name: first, from: [s], sql: \"SELECT time, n FROM s\" }}
+  - {{ name: pairs, from: [first], window: {{ count: {{ rows: 10 }} }}, sql: \"SELECT min(n) AS low, max(n) AS high, count(DISTINCT n) AS c FROM first\", to: [ {{ sink: out }} ] }}
+  - {{ name: sums, from: [first], window: {{ tumbling: {{ size: 500ms }} }}, sql: \"SELECT min(n) AS low, max(n) AS high, count(*) AS c FROM first HAVING count(*) > 0\", to: [ {{ sink: out }} ] }}
+sinks:
+  - {{ name: out, driver: {{ stdout: {{}} }} }}
+"
+    );
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_up();
+    let mut results = 0;
+    for (verb, stream) in [
+        ("restart", "first"),
+        ("restart", "sums"),
+        ("restart", "first"),
+        ("stop", "first"),
+        ("start", "first"),
+        ("stop", "sums"),
+        ("restart", "first"),
+        ("start", "sums"),
+        ("restart", "first"),
+    ] {
+        let done = command(&scratch, &["streams", verb, stream]);
+        assert_eq!(done.code, Some(0), "{verb} {stream}: {done:?}");
+        if verb != "stop" {
+            results = gateway.wait_status("new results of the reader", secs(20), |status| {
+                let now = count(status, "streams", "pairs", "results");
+                (now >= results + 3).then_some(now)
+            });
+        }
+    }
+    let last = gateway.wait_status("the windows of all", secs(20), |status| {
+        let now = count(status, "streams", "sums", "results");
+        (count(status, "streams", "sums", "accepted") > 10 * results).then_some(now)
+    });
+    gateway.wait_status("one more", secs(20), |status| {
+        (count(status, "streams", "sums", "results") > last + 1).then_some(())
+    });
+    let status = gateway.status();
+    for stream in ["first", "pairs", "sums"] {
+        for lost in ["late", "failed", "dropped"] {
+            assert_eq!(count(&status, "streams", stream, lost), 0, "{stream} {lost}: {status}");
+        }
+    }
+    assert_eq!(gateway.stop().code, Some(0));
+    let printed = gateway.printed();
+    for stream in ["pairs", "sums"] {
+        let windows = of_stream(&printed, stream);
+        assert_contiguous(&windows);
+        assert!(windows.len() > 10, "{} windows", windows.len());
+        let mut next = 0;
+        for window in &windows {
+            let (low, high) = (window.int("low"), window.int("high"));
+            assert_eq!((low, window.int("c")), (next, high - low + 1), "{stream}: {}", window.text);
+            next = high + 1;
+        }
+    }
+}

@@ -77,6 +77,7 @@ codes! {
     Sql "E0501" "The SQL cannot be planned against the tables in `from`: it does not parse, names an unknown table, column or function, or asks for what streams do not do. Each table has the columns time, device, quality and seq, and the points. Names with a hyphen need double quotes."
     TestColumn "E0601" "A test names a column that the table or the stream's result does not have, or gives it a value of another kind."
     TestRow "E0602" "A row of a test does not say which table or which device it is from, and there are several."
+    TestChain "E0603" "A test cannot be run as it stands: it reads the results of a stream through that stream's program but does not ask the program, asks programs where no stream has one, or expects what a sink is sent where none of its streams sends to that sink. A test runs the stream that it names and those that this one reads, but for those whose rows stand in its `input`."
 }
 
 impl Code {

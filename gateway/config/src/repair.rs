@@ -175,7 +175,12 @@ impl Refused<'_> {
                 let at = map_of(node).and_then(|m| m.get(field)).map_or(node.at, |e| e.at);
                 let message = format!("there is no field `{field}` here");
                 let path = self.path.then(field.as_str());
-                vec![self.problem(at, Code::UnknownField, &path, message, suggest(field, known))]
+                // The rest of a text that was cut at its comma.
+                let cut = field.contains(' ').then(|| {
+                    "inside `{ }` and `[ ]` a text with a comma needs quotes around it".to_owned()
+                });
+                let hint = cut.or_else(|| suggest(field, known));
+                vec![self.problem(at, Code::UnknownField, &path, message, hint)]
             }
             Kind::Mismatch { found, expected } => {
                 let message = match found.as_str() {

@@ -1,10 +1,11 @@
-//! Tests of streams, as they are written in the document and run by `tidegate test`.
+//! Tests of streams, as they are written in the document and run by `tidegate test`, and which
+//! streams a test runs.
 //!
 //! Rows are mappings of column names to scalars, so their types are written by hand here: serde's
 //! `flatten` would hide the line of an error.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -13,21 +14,31 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use tidegate_drivers::types::{Name, Span};
 
-use crate::EventTime;
+use crate::chain::Latest;
+use crate::{Document, EventTime};
 
-/// A test of one stream on virtual time.
+/// A test of a stream, and of those that it reads, on virtual time.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StreamTest {
     /// What the test shows, in words.
     pub name: String,
-    /// The stream that is tested.
+    /// The stream that is tested. Streams that it reads run as well, except those whose rows stand in
+    /// `input`.
     pub stream: Name,
-    /// Which time decides about windows in this test; left out, what the stream says.
+    /// Which time decides about windows in this test; left out, what each stream says.
     #[serde(default)]
     pub event_time: Option<EventTime>,
+    /// Whether results are handed to the programs of the streams (`process:`), which must run, or be
+    /// started by `tidegate test --program`; `rows` are then what the program gives. Left out, `rows`
+    /// are what the program would be given.
+    #[serde(default)]
+    pub programs: bool,
     /// The rows, in the order of their arrival.
     pub input: Vec<TestRow>,
+    /// How far time goes on without rows, counted as `at` is; left out, it ends with the last row.
+    #[serde(default)]
+    pub until: Option<Span>,
     /// What must come out.
     pub expect: Expect,
 }
@@ -42,6 +53,63 @@ pub struct Expect {
     /// How many rows came too late.
     #[serde(default)]
     pub late: Option<u64>,
+    /// How many rows the SQL, or the program, failed on; left out, none may.
+    #[serde(default)]
+    pub failed: Option<u64>,
+    /// What the sinks are sent by all streams of the test, in order: results, late rows with their
+    /// `_reason` and failed ones with their `_error`, as far as routes take them. `_stream` is the
+    /// stream that the record names, such as `energy.late`.
+    #[serde(default)]
+    pub sinks: BTreeMap<Name, Vec<BTreeMap<String, Scalar>>>,
+}
+
+/// What a test runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TestRun {
+    /// The streams that run, each behind those that it reads: indices into [`Document::streams`].
+    pub streams: Vec<usize>,
+    /// The tables and streams that they read.
+    pub reads: BTreeSet<String>,
+}
+
+impl Document {
+    /// What a test runs: its stream and those that it reads, but for those whose rows it gives. None
+    /// where there is no such stream.
+    pub fn test_run(&self, test: &StreamTest, latest: Latest<'_>) -> Option<TestRun> {
+        let tested = self.streams.iter().position(|s| s.name == test.stream)?;
+        let given: BTreeSet<&str> = test
+            .input
+            .iter()
+            .filter_map(|row| self.given_to(test, row))
+            .map(Name::as_str)
+            .collect();
+        let mut running = BTreeSet::from([tested]);
+        let (mut new, mut reads) = (vec![tested], BTreeSet::new());
+        while let Some(at) = new.pop() {
+            let stream = &self.streams[at];
+            reads.extend(stream.from.iter().map(ToString::to_string));
+            let looked_at = latest(&stream.sql).into_iter();
+            reads.extend(looked_at.filter_map(|name| self.latest_of(&name)).map(|of| of.table));
+            for input in self.inputs_of(stream, latest) {
+                if !given.contains(self.streams[input].name.as_str()) && running.insert(input) {
+                    new.push(input);
+                }
+            }
+        }
+        let mut streams = self.stream_order(latest).sound;
+        streams.retain(|at| running.contains(at));
+        Some(TestRun { streams, reads })
+    }
+
+    /// The table that a row of a test is given to: what it says, or the only one in the `from` of the
+    /// tested stream.
+    pub fn given_to<'d>(&'d self, test: &StreamTest, row: &'d TestRow) -> Option<&'d Name> {
+        row.table.as_ref().or_else(|| {
+            let stream = self.streams.iter().find(|s| s.name == test.stream)?;
+            let [only] = stream.from.as_slice() else { return None };
+            Some(only)
+        })
+    }
 }
 
 /// One row of a test's input: `at`, optionally `table` and `device`, and column values.

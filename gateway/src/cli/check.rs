@@ -20,7 +20,7 @@ pub struct Checked {
 /// Reads and checks a configuration. An `Err` holds all problems, among them at least one error.
 pub fn load_checked(path: &Path) -> Result<Checked, Problems> {
     let sources = read_sources(path)?;
-    let planner = EnginePlanner::default();
+    let planner = EnginePlanner::for_a_change();
     let (mut loaded, warnings) = load_and_check(&sources, &ProcessEnvironment, &planner)?;
     loaded.document.anchor(&folder_of(path));
     Ok(Checked { loaded, warnings })

@@ -25,6 +25,8 @@ use crate::logs::Levels;
 
 /// Something failed.
 pub const FAILURE: u8 = 1;
+/// The command line makes no sense.
+pub const USAGE: u8 = 2;
 /// Something is locked by another process, or will pass.
 pub const TEMPORARY: u8 = 75;
 /// The configuration was refused.
@@ -106,6 +108,11 @@ pub enum Command {
         /// Run only tests whose name contains this.
         #[arg(long)]
         filter: Option<String>,
+        /// Start the program of a stream (`process:`) for each test that asks for programs. The shell
+        /// runs the command; `{socket}` in it is the path of the socket to listen on, without it the
+        /// program listens where the configuration says. It is killed at the end of the test.
+        #[arg(long = "program", value_name = "STREAM=COMMAND", value_parser = test::program)]
+        programs: Vec<(String, String)>,
     },
     /// Explain a configuration (every value and its origin, what is polled, how each stream is
     /// computed), or an error code.
@@ -202,7 +209,9 @@ pub fn dispatch(cli: Cli, levels: Levels) -> ExitCode {
     let code = match cli.command {
         Command::Run { config } => run::run(&config, levels),
         Command::Check { config, format } => check::check(&config, format),
-        Command::Test { config, filter } => test::test(&config, filter.as_deref()),
+        Command::Test { config, filter, programs } => {
+            test::test(&config, filter.as_deref(), programs)
+        }
         Command::Explain { subject, config, plan } => {
             explain::explain(subject.as_deref(), &config, plan)
         }

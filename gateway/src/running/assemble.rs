@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
 use tidegate_config::{
-    Device, DeviceDriver, Link, LookupSection, ProcessSection, Route, SinkSection, StreamSection,
+    Device, DeviceDriver, Link, LookupSection, ProcessSection, SinkSection, StreamSection,
     Table as TableConfig,
 };
 use tidegate_drivers::bus::{self, BusHandle};
@@ -25,7 +25,6 @@ use crate::lookup::{Loads, LookupPart, lookup_copy};
 use crate::process::Losses;
 use crate::progress::Pulse;
 use crate::pump::{Asked, Pump, Queue, SinkCounts, SinkOutbox};
-use crate::route::Target;
 use crate::source::{Source, SourceCounts, Unsettled};
 use crate::status::{DeviceView, LinkView, LookupView, SinkView, StreamView};
 use crate::stream::{ProgramSpec, Routers, StreamCounts, StreamPart};
@@ -74,9 +73,7 @@ impl Running {
             sql_time: self.document.limits.sql_time.duration(),
             queue,
             store: self.store.clone(),
-            targets: self.targets(&stream.to),
-            late_targets: self.targets(stream.late.as_ref().map_or(&[], |late| &late.to)),
-            error_targets: self.targets(stream.on_error.as_ref().map_or(&[], |failed| &failed.to)),
+            routes: build::routes(&self.document, stream),
             unrouted: ledger::unrouted(stream.name.as_str()),
             id_prefix: format!("{}/{}", self.document.gateway.name, self.store.epoch()),
             closes_old: stream.on_change == tidegate_config::OnChange::Close,
@@ -185,19 +182,6 @@ impl Running {
         let view = self.stream_view(stream, health, watch::channel(counts).1);
         let view = StreamView { stopped: true, ..view };
         Worker { wish, ends: (view, readers), stop: CancellationToken::new(), task: None }
-    }
-
-    fn targets(&self, routes: &[Route]) -> Vec<Target> {
-        let target = |route: &Route| {
-            let sink = self.document.sinks.iter().find(|sink| sink.name == route.sink)?;
-            Some(Target {
-                sink: sink.name.as_str().into(),
-                encode: build::encode(&sink.driver),
-                results: ledger::results(sink.name.as_str()),
-                when: route.when.clone(),
-            })
-        };
-        routes.iter().filter_map(target).collect()
     }
 
     pub(super) fn table(

@@ -9,7 +9,7 @@ use std::path::Path;
 use tidegate_config::{ProcessEnvironment, SourceFile, load_and_check, schema_json};
 use tidegate_engine::{Sql, function_names};
 
-use super::run;
+use super::{Programs, run};
 use crate::planner::EnginePlanner;
 
 /// What stands between one heading and the next.
@@ -64,7 +64,7 @@ async fn differences(number: usize, text: String) -> Vec<String> {
     let sql = Sql::new(64 << 20).unwrap();
     let mut all = Vec::new();
     for test in &document.tests {
-        let differences = match run(document, &sql, test).await {
+        let differences = match run(document, &sql, test, &Programs::default()).await {
             Ok(outcome) => outcome.differences,
             Err(error) => vec![error],
         };

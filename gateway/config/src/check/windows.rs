@@ -6,6 +6,9 @@ use crate::path::Path;
 use crate::similar::suggest;
 use crate::{Span, StreamSection, Window};
 
+/// Windows that one row is in at most: a day, one every second, and some more.
+const WINDOWS_OF_A_ROW_MAX: i64 = 100_000;
+
 impl Checker<'_> {
     /// Checks the lengths of a window that is not a tumbling one.
     pub(super) fn window_lengths(&mut self, stream: &StreamSection, window: &Window, path: &Path) {
@@ -99,6 +102,12 @@ impl Checker<'_> {
                 format!("with a step of {step}, rows between windows of {size} are in none");
             let hint = "make `step` at most `size`";
             self.say(Code::WindowShape, &path.then("step"), message, Some(hint));
+        } else if size.micros() / step.micros() > WINDOWS_OF_A_ROW_MAX {
+            let windows = size.micros() / step.micros();
+            let message = format!("each row would be in {windows} windows, each with a result");
+            let hint =
+                format!("make `step` longer: at most {WINDOWS_OF_A_ROW_MAX} windows overlap");
+            self.say(Code::WindowShape, &path.then("step"), message, Some(&hint));
         }
     }
 

@@ -39,6 +39,11 @@ fn misspelt_fields_and_choices() {
         ("stroe: {}\n", &[("E0201", 3, 1, "did you mean `store`?")]),
         ("web: { lisen: x }\n", &[("E0201", 3, 8, "did you mean `listen`?")]),
         ("web: { zzz: x }\n", &[("E0201", 3, 8, "known here: `listen`")]),
+        // A text that was cut at its comma.
+        (
+            "web: { listen: \"127.0.0.1:1\", b FROM m }\n",
+            &[("E0201", 3, 31, "a text with a comma needs quotes")],
+        ),
         (
             "sinks:\n  - name: a\n    driver: { stdotu: {} }\n",
             &[("E0205", 5, 15, "did you mean `stdout`?")],

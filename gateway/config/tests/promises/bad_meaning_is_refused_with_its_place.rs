@@ -175,6 +175,11 @@ fn kinds_of_windows() {
     cases(&[
         (&window("{ hopping: { size: 1h, step: 10s } }"), &[]),
         (&window("{ hopping: { size: 10s, step: 3s, offset: 2s } }"), &[]),
+        (&window("{ hopping: { size: 1d, step: 1s } }"), &[]),
+        (
+            &window("{ hopping: { size: 1h, step: 1ms } }"),
+            &[("E0405", 11, 42, "in 3600000 windows")],
+        ),
         (&window("{ hopping: { size: 0s, step: 1s } }"), &[("E0405", 11, 32, "a window of 0s")]),
         (&window("{ hopping: { size: 1s, step: 0s } }"), &[("E0405", 11, 42, "leads nowhere")]),
         (&window("{ hopping: { size: 1s, step: 2s } }"), &[("E0405", 11, 42, "are in none")]),
@@ -479,33 +484,6 @@ fn mqtt_and_generate_refuse_by_themselves() {
         format!("{HEAD}{}", feed("        topics: [a]\n").replace("mqtt://b", "mqtt://u:pw@b"));
     let shown = problems(&secret).json();
     assert!(shown.contains("E0204") && !shown.contains("pw"), "{shown}");
-}
-
-#[test]
-fn tests_of_the_document() {
-    let test = |input: &str, expect: &str| {
-        format!(
-            "tests:\n  - name: t\n    stream: out_1\n    input: [ {input} ]\n    expect: {expect}{SOUND}"
-        )
-    };
-    cases(&[
-        (
-            &test("{ at: 0s, level: 1.5 }, { at: 1s, level: null }", "{ rows: [ { level: 1 } ] }"),
-            &[],
-        ),
-        (&test("{ level: 1.5 }", "{}"), &[("E0202", 6, 14, "`at` is missing")]),
-        (&test("{ at: 0s, levle: 1.5 }", "{}"), &[("E0601", 6, 24, "did you mean `level`?")]),
-        (&test("{ at: 0s, time: 1 }", "{}"), &[("E0601", 6, 24, "stamped by `at`")]),
-        (&test("{ at: 0s, level: high }", "{}"), &[("E0601", 6, 31, "takes a number")]),
-        (&test("{ at: 0s, level: [1] }", "{}"), &[("E0203", 6, 31, "a single value")]),
-        (&test("{ at: 0s, device: wave }", "{}"), &[("E0303", 6, 32, "did you mean `waves`?")]),
-        (&test("{ at: 0s, table: wave }", "{}"), &[("E0303", 6, 31, "does not read `wave`")]),
-        (&test("{ at: 0s }", "{ rows: [ { levle: 1 } ] }"), &[("E0601", 7, 25, "did you mean")]),
-        (
-            &test("{ at: 0s }", "{}").replace("stream: out_1", "stream: out_2"),
-            &[("E0303", 5, 13, "did you mean `out_1`?")],
-        ),
-    ]);
 }
 
 #[test]

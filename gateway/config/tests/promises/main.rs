@@ -14,4 +14,5 @@ mod folders_and_references;
 mod knows_no_engine_and_no_network;
 mod one_schema;
 mod routes_and_calendars;
+mod slips_in_tests_are_found;
 mod stand_in;

@@ -30,7 +30,7 @@ impl Sql {
     /// Plans a condition, such as `u_l1 > 250`, over rows of `schema`. Blocks for less than a
     /// millisecond and needs no runtime.
     pub fn condition(&self, text: &str, schema: &SchemaRef) -> Result<Condition, SqlError> {
-        guard::check(text, false)?;
+        guard::check(text, false, &|_| 0)?;
         let state = self.bare_state(None)?;
         let expression = on_a_deep_stack(|| {
             let columns = DFSchema::try_from(Arc::clone(schema))?;

@@ -19,6 +19,11 @@ pub(super) const NESTED_MAX: usize = 50;
 pub(super) const CHAIN_MAX: usize = 150;
 /// Tables that are read at most, each as often as a CTE brings it in.
 pub(super) const TABLES_MAX: u64 = 64;
+/// Columns that one SELECT joins to those of its widest table at most. What the planner takes grows
+/// with their square and more: some 2 s for as many, 7 s for twice as many (profile `dist`).
+pub(super) const JOINED_COLUMNS_MAX: u64 = 4096;
+/// Columns of all SELECTs in sum at most; of tables that are wider than this, four times their own.
+pub(super) const SELECTED_COLUMNS_MAX: u64 = 32_768;
 /// Terms in CUBE, ROLLUP and GROUPING SETS: CUBE makes 2^n groups of n.
 const GROUPING_TERMS_MAX: u64 = 8;
 /// Longest text in quotes in bytes: a column may repeat it in each row.
@@ -34,8 +39,13 @@ const CLOCK: [&str; 7] = [
     "localtimestamp",
 ];
 
-/// Checks a text. `windowed` says whether `window_start()` and `window_end()` have a meaning.
-pub(super) fn check(sql: &str, windowed: bool) -> Result<(), SqlError> {
+/// Checks a text. `windowed` says whether `window_start()` and `window_end()` have a meaning, `width`
+/// how many columns the table of a name has.
+pub(super) fn check(
+    sql: &str,
+    windowed: bool,
+    width: &dyn Fn(&str) -> u64,
+) -> Result<(), SqlError> {
     if sql.len() > TEXT_MAX {
         let length = sql.len();
         return Err(SqlError::new(format!("the SQL has {length} bytes; at most {TEXT_MAX}")));
@@ -46,7 +56,7 @@ pub(super) fn check(sql: &str, windowed: bool) -> Result<(), SqlError> {
     let tokens: Vec<TokenWithSpan> =
         tokens.into_iter().filter(|t| !matches!(t.token, Token::Whitespace(_))).collect();
     check_depth(&tokens)?;
-    check_expansion(expand(&tokens))?;
+    check_expansion(&expand(&tokens, width))?;
     for (at, token) in tokens.iter().enumerate() {
         if let Token::SingleQuotedString(text) = &token.token
             && text.len() > LITERAL_MAX
@@ -66,11 +76,23 @@ pub(super) fn check(sql: &str, windowed: bool) -> Result<(), SqlError> {
     Ok(())
 }
 
-fn check_expansion(Expansion { tables, grouping_terms }: Expansion) -> Result<(), SqlError> {
+fn check_expansion(expansion: &Expansion) -> Result<(), SqlError> {
+    let Expansion { tables, joined_columns, columns, widest, grouping_terms } = *expansion;
     if tables > TABLES_MAX {
         let message = format!("more than {TABLES_MAX} tables are read");
         let hint = "a CTE (WITH …) counts wherever it is named; devices may share a table";
         return Err(SqlError::new(message).hint(hint));
+    }
+    let named = "name the columns that are needed, in a subquery of each table";
+    if joined_columns > JOINED_COLUMNS_MAX {
+        let message =
+            format!("more than {JOINED_COLUMNS_MAX} columns of several tables are joined");
+        return Err(SqlError::new(message).hint(named));
+    }
+    if columns > SELECTED_COLUMNS_MAX.max(widest.saturating_mul(4)) {
+        let message =
+            format!("all SELECTs together are over more than {SELECTED_COLUMNS_MAX} columns");
+        return Err(SqlError::new(message).hint(named));
     }
     if grouping_terms > GROUPING_TERMS_MAX {
         let message =

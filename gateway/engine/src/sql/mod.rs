@@ -10,6 +10,7 @@ mod bombs;
 mod budget;
 mod check;
 mod condition;
+mod deadline;
 mod error;
 mod expansion;
 mod feed;
@@ -31,6 +32,7 @@ mod share;
 mod sides;
 mod timed;
 mod together;
+mod whole;
 mod workers;
 
 use std::sync::Arc;
@@ -61,12 +63,14 @@ pub use sides::{Tables, latest_names};
 
 use crate::functions::{self, BoundsCell, Memory};
 use budget::Budget;
+use deadline::Deadline;
 use feed::Feed;
 use incremental::{Incremental, Refusal};
 pub(crate) use planner::CountingPlanner;
 use pool::Bounded;
 use share::Share;
 use sides::Sides;
+use whole::WholeNumbers;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +104,7 @@ pub struct Sql {
     scalars: Vec<Arc<ScalarUDF>>,
     memory_max: usize,
     time_max: Duration,
+    plan_max: Option<Duration>,
 }
 
 impl Sql {
@@ -114,7 +119,15 @@ impl Sql {
             .build_arc()?;
         let mut scalars = SessionStateDefaults::default_scalar_functions();
         scalars.retain(|f| !CLOCK_FUNCTIONS.contains(&f.name()) && !UNBOUNDED.contains(&f.name()));
-        Ok(Self { runtime, config: config(), scalars, memory_max, time_max: TIME_MAX })
+        let (time_max, plan_max) = (TIME_MAX, None);
+        Ok(Self { runtime, config: config(), scalars, memory_max, time_max, plan_max })
+    }
+
+    /// Makes planning fail that takes longer: for SQL that somebody tries. Streams that run were
+    /// accepted before, and must not fail where a machine has much to do.
+    #[must_use]
+    pub fn planning_within(self, max: Duration) -> Self {
+        Self { plan_max: Some(max), ..self }
     }
 
     /// A planner whose queries together may hold `memory_max` of the bytes of this one, and each of
@@ -125,7 +138,7 @@ impl Sql {
             .with_memory_pool(Arc::new(share))
             .build_arc()?;
         let (config, scalars) = (self.config.clone(), self.scalars.clone());
-        Ok(Self { runtime, config, scalars, memory_max, time_max })
+        Ok(Self { runtime, config, scalars, memory_max, time_max, plan_max: self.plan_max })
     }
 
     /// Plans one SELECT over `tables`. `windowed` says whether it will run over windows; without
@@ -148,16 +161,18 @@ impl Sql {
         tables: &Tables<'_>,
         windowed: bool,
     ) -> Result<Query, SqlError> {
-        guard::check(sql, windowed)?;
+        guard::check(sql, windowed, &|name| tables.width(name))?;
+        let deadline = self.plan_max.map(Deadline::after);
         let cell = Arc::new(BoundsCell::default());
         let feed = |table: &TableSchema| Arc::new(Feed::new(Arc::clone(&table.schema)));
         let feeds: Vec<Arc<Feed>> = tables.from.iter().map(feed).collect();
         let planner = Arc::new(CountingPlanner::default());
         let mut sides = Sides::new(tables, &feeds)?;
-        let state = self.state(tables, &sides, windowed.then_some(&cell), &planner)?;
+        let state = self.state(tables, &sides, windowed.then_some(&cell), &planner, deadline)?;
         let plan = on_a_deep_stack(|| {
             futures::executor::block_on(Planned::new(&state, sql, tables, &sides, windowed, &cell))
-        })?;
+        });
+        let plan = plan.map_err(|e| deadline.and_then(|at| at.error()).unwrap_or(e))?;
         sides.note(&plan.physical)?;
         let times: Vec<&str> = tables.from.iter().map(|table| table.time_column.as_str()).collect();
         let parts = windowed.then(|| Incremental::of(&plan.physical, &feeds, &times));
@@ -195,7 +210,8 @@ impl Sql {
     /// A state that knows no table.
     fn bare_state(&self, window: Option<&Arc<BoundsCell>>) -> Result<SessionState, SqlError> {
         let none = Tables { from: &[], latest: &[], lookups: &[] };
-        self.state(&none, &Sides::new(&none, &[])?, window, &Arc::default())
+        let deadline = self.plan_max.map(Deadline::after);
+        self.state(&none, &Sides::new(&none, &[])?, window, &Arc::default(), deadline)
     }
 
     fn state(
@@ -204,6 +220,7 @@ impl Sql {
         sides: &Sides,
         window: Option<&Arc<BoundsCell>>,
         planner: &Arc<CountingPlanner>,
+        deadline: Option<Deadline>,
     ) -> Result<SessionState, SqlError> {
         let schema = MemorySchemaProvider::new();
         for (name, provider) in sides.named(tables) {
@@ -221,12 +238,19 @@ impl Sql {
         scalars.extend(window.into_iter().flat_map(functions::window_functions));
         let mut aggregates = SessionStateDefaults::default_aggregate_functions();
         aggregates.extend(functions::aggregates());
-        Ok(SessionStateBuilder::new()
+        let mut expr_planners = SessionStateDefaults::default_expr_planners();
+        expr_planners.insert(0, Arc::new(WholeNumbers));
+        let builder = SessionStateBuilder::new();
+        let builder = match deadline {
+            Some(deadline) => deadline.watch(builder),
+            None => builder,
+        };
+        Ok(builder
             .with_config(self.config.clone())
             .with_runtime_env(Arc::clone(&self.runtime))
             .with_catalog_list(Arc::new(catalogs))
             .with_query_planner(Arc::<CountingPlanner>::clone(planner))
-            .with_expr_planners(SessionStateDefaults::default_expr_planners())
+            .with_expr_planners(expr_planners)
             .with_scalar_functions(scalars)
             .with_aggregate_functions(aggregates)
             .with_window_functions(SessionStateDefaults::default_window_functions())

@@ -39,6 +39,19 @@ pub struct Tables<'a> {
     pub lookups: &'a [Arc<Lookup>],
 }
 
+impl Tables<'_> {
+    /// How many columns the table of a name has; of one that is not known, as many as the widest that
+    /// `latest` reads.
+    pub(super) fn width(&self, name: &str) -> u64 {
+        let of = |table: &TableSchema| table.schema.fields().len();
+        let from = self.from.iter().find(|table| table.name == name).map(of);
+        let lookup = || self.lookups.iter().find(|lookup| lookup.name() == name);
+        let known = from.or_else(|| lookup().map(|lookup| lookup.schema().fields().len()));
+        let width = known.or_else(|| self.latest.iter().map(of).max()).unwrap_or(0);
+        width as u64
+    }
+}
+
 /// The names in `latest('…')` of a text, each once, with line and column of the first, from 1. A
 /// text that cannot be read has none; planning it tells why.
 pub fn latest_names(sql: &str) -> Vec<(String, (u32, u32))> {
