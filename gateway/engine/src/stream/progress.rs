@@ -247,7 +247,8 @@ fn put_section(out: &mut Vec<u8>, tag: u8, write: impl FnOnce(&mut Vec<u8>)) {
         out.truncate(start);
         return;
     }
-    set_length(out, start + 1, out.len() - first);
+    let length = out.len() - first;
+    set_length(out, start + 1, length);
 }
 
 /// Puts in a length that was not known before.

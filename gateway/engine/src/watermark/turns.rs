@@ -84,7 +84,9 @@ mod tests {
     #[test]
     fn a_turn_ends_where_names_differ() {
         let mut names = Names::default();
-        ["a", "bb", "", "c", "dd"].iter().for_each(|name| names.push(name));
+        for name in ["a", "bb", "", "c", "dd"] {
+            names.push(name);
+        }
         // Source, rows, names in a row from the second row on.
         let cases: [(usize, &[&str], usize); 9] = [
             (0, &["x", "a", "bb", "", "c", "dd"], 5),
@@ -109,7 +111,9 @@ mod tests {
     fn a_long_turn_is_found_to_its_end() {
         let mut names = Names::default();
         let all: Vec<String> = (0..1_000).map(|n| format!("device_{n}")).collect();
-        all.iter().for_each(|name| names.push(name));
+        for name in &all {
+            names.push(name);
+        }
         let mut rows = all.clone();
         rows[700] = "device_0".into();
         for (rows, least, most) in [(all, 1_000, 1_000), (rows, 700 - TURN_MAX, 700)] {
