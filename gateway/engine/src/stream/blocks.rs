@@ -76,7 +76,7 @@ pub(super) struct Block {
 /// The blocks that may be used again.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    blocks: BTreeMap<Place, Block>,
+    merged: BTreeMap<Place, Block>,
     /// That of the last window.
     middle: Option<(Range<i64>, Block)>,
     bytes: usize,
@@ -99,14 +99,14 @@ impl Blocks {
     }
 
     pub(super) fn get(&self, place: Place) -> Option<&Block> {
-        self.blocks.get(&place)
+        self.merged.get(&place)
     }
 
     /// Keeps a block; `merged` says whether its states are its own.
     pub(super) fn put(&mut self, place: Place, upto: i64, states: Vec<RecordBatch>, merged: bool) {
         let bytes = if merged { states.iter().map(states_bytes).sum() } else { 0 };
         self.bytes += bytes;
-        if let Some(old) = self.blocks.insert(place, Block { upto, states, bytes }) {
+        if let Some(old) = self.merged.insert(place, Block { upto, states, bytes }) {
             self.bytes -= old.bytes;
         }
     }
@@ -115,7 +115,7 @@ impl Blocks {
     pub(super) fn forget(&mut self, first: i64) {
         self.middle.take_if(|(panes, _)| panes.start < first);
         let bytes = &mut self.bytes;
-        self.blocks.retain(|place, block| {
+        self.merged.retain(|place, block| {
             let kept = panes_of(*place).start >= first;
             *bytes -= if kept { 0 } else { block.bytes };
             kept

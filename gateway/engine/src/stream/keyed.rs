@@ -14,7 +14,7 @@ use super::StreamError;
 use super::frames::{Ended, Run, Settled};
 use super::growing::{Growing, Windows};
 use super::keys::{Key, KeyColumns, Keys};
-use super::late::{Late, Pieces, put_place, read_piece, read_place};
+use super::late::{Late, PLACE_BYTES, Pieces, put_place, read_piece, read_place};
 use super::order::{Order, Place, Waiting, place};
 use super::progress::{Reader, put_length};
 use super::refill::Arrival;
@@ -342,7 +342,9 @@ impl Keyed {
     }
 
     fn write(&self, key: Key, open: &Growing) -> Vec<u8> {
-        let (mut out, text) = (Vec::new(), self.keys.text(key));
+        let text = self.keys.text(key);
+        // As long as it becomes: some begin with each batch, and all are copied as they are.
+        let mut out = Vec::with_capacity(4 + text.len() + 8 + PLACE_BYTES + open.late.bytes());
         put_length(&mut out, text.len());
         out.extend(text);
         out.extend(open.first.time.to_le_bytes());

@@ -79,6 +79,11 @@ impl Late {
         &self.pieces
     }
 
+    /// How many bytes [`Late::write`] writes.
+    pub(super) fn bytes(&self) -> usize {
+        4 + self.latest.len() * PLACE_BYTES
+    }
+
     /// What stands in the window's own state.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         put_rows(out, &self.latest);
@@ -114,6 +119,9 @@ fn read_rows(rest: &mut Reader, tables: usize) -> Result<Vec<Missed>, StreamErro
     let count = rest.u32()?;
     (0..count).map(|_| read_place(rest, tables)).collect()
 }
+
+/// What [`put_place`] writes.
+pub(super) const PLACE_BYTES: usize = 4 + 8;
 
 /// A place without its time: table u32, log position u64.
 pub(super) fn put_place(out: &mut Vec<u8>, table: usize, position: u64) {

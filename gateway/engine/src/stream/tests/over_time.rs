@@ -93,7 +93,7 @@ fn by_definition(rows: &[Row], size: i64, step: i64) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(16))]
 
     /// Also of rows that come too late: which ones do is the same for both.
     #[test]
