@@ -148,6 +148,13 @@ pub struct LogRows {
     pub batch: RecordBatch,
 }
 
+impl LogRows {
+    /// The log position behind the last row.
+    pub(super) fn end(&self) -> u64 {
+        self.position + self.batch.num_rows() as u64
+    }
+}
+
 /// Encoded results of one stream for one sink.
 #[derive(Debug, Clone)]
 pub struct OutboxRows {
