@@ -39,7 +39,12 @@ bless: ## write generated files anew that tests compare
 bench: ## figures beside their baselines, in target/bench/results.jsonl (the build takes about 15 minutes, the run about 15)
 	cargo run --profile dist -- bench $(NAMES)
 
-soak: setup ## the long forms of the tests that break, fill and wear the disk (a release build, then hours)
-	cargo build --release --workspace --bins
-	TIDEGATE_CRASHES=100000 cargo test --release --workspace --lib -- store::tests::crash
-	TIDEGATE_SOAK=1 cargo test --release --workspace --test promises -- --test-threads 4 ::f0 ::f10 ::f25 ::f26 ::a52
+# The gateway under test is what ships. What is compiled into tests is optimised where it computes: SQL and all
+# else are those of `make test`, so that nothing else is built for it.
+SOAKED := --config profile.dev.package.tidegate-engine.opt-level=2 --config profile.dev.package.redb.opt-level=2
+
+soak: setup ## the long forms of the tests that break, fill and wear the disk (a `dist` build, then some hours)
+	cargo build --profile dist -p tidegate --bin tidegate
+	TIDEGATE_CRASHES=100000 cargo test --workspace $(FEATURES) $(SOAKED) --lib -- store::tests::crash
+	TIDEGATE_SOAK=1 TIDEGATE_BIN=$(abspath $(or $(CARGO_TARGET_DIR),target))/dist/tidegate \
+		cargo test --workspace $(FEATURES) $(SOAKED) --test promises -- --test-threads 4 ::f0 ::f10 ::f25 ::f26 ::a52

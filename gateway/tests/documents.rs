@@ -106,6 +106,31 @@ fn the_readme_shows_the_example() {
     assert_eq!(shown, read(&root().join(name)));
 }
 
+/// Decisions are numbered without a hole, and the map lists each by its title.
+#[test]
+fn the_map_lists_every_decision() {
+    let mut names: Vec<_> = std::fs::read_dir(root().join("gateway/decisions"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort_unstable();
+    let mut list = String::new();
+    for (number, name) in (1..).zip(&names) {
+        let text = read(&root().join("gateway/decisions").join(name));
+        let heading = text.lines().next().and_then(|line| line.strip_prefix("# "));
+        let heading = heading.unwrap_or_else(|| panic!("{name} begins with its heading"));
+        assert!(name.starts_with(&format!("{number:03}-")), "{name} is the {number}th decision");
+        assert!(heading.starts_with(&format!("{number}. ")), "{name}: {heading}");
+        writeln!(list, "- [{heading}](gateway/decisions/{name})").unwrap();
+    }
+    let path = root().join("ARCHITECTURE.md");
+    let map = read(&path);
+    let (begin, end) = ("<!-- begin decisions -->\n", "<!-- end decisions -->");
+    let (before, rest) = map.split_once(begin).expect("the map has the list");
+    let (_, after) = rest.split_once(end).expect("the list ends");
+    same_as_file(&path, &format!("{before}{begin}{list}{end}{after}"));
+}
+
 /// Planned by the true engine, not by a stand-in.
 #[test]
 fn every_example_is_accepted_and_its_tests_pass() {

@@ -24,6 +24,7 @@ mod a_read_only_disk_is_an_alarm;
 mod a_row_goes_where_it_is_routed;
 mod a_silent_unit_leaves_the_others_their_rate;
 mod a_store_that_cannot_be_opened_is_no_crash_loop;
+mod an_acknowledgement_is_lost;
 mod bad_input_is_one_clear_message;
 mod broker_outage_keeps_every_second;
 mod cold_start_without_broker;

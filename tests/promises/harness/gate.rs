@@ -4,6 +4,7 @@
 //! subscriber is back would be lost by the broker, not by the gateway. While the gate is closed,
 //! connections are refused, as where no program listens.
 
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,6 +25,9 @@ struct Shared {
     open: AtomicBool,
     ended: AtomicBool,
     accepted: AtomicU32,
+    /// Of each connection, the acknowledgement that is lost; 0 for none.
+    lost: AtomicU32,
+    losses: AtomicU32,
     connections: Mutex<Vec<TcpStream>>,
 }
 
@@ -35,6 +39,8 @@ impl Gate {
             open: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             accepted: AtomicU32::new(0),
+            lost: AtomicU32::new(0),
+            losses: AtomicU32::new(0),
             connections: Mutex::default(),
         });
         let ours = Arc::clone(&shared);
@@ -58,6 +64,16 @@ impl Gate {
         self.shared.accepted.load(Ordering::SeqCst)
     }
 
+    /// From now on the `nth` PUBACK of each connection is lost, and the connection with it.
+    pub(crate) fn lose(&self, nth: u32) {
+        self.shared.lost.store(nth, Ordering::SeqCst);
+    }
+
+    /// Acknowledgements that were lost so far.
+    pub(crate) fn losses(&self) -> u32 {
+        self.shared.losses.load(Ordering::SeqCst)
+    }
+
     /// Whether connections are let through.
     pub(crate) fn is_open(&self) -> bool {
         self.shared.open.load(Ordering::SeqCst)
@@ -75,7 +91,7 @@ impl Drop for Gate {
 }
 
 impl Shared {
-    fn serve(&self, port: u16, target: u16) {
+    fn serve(self: &Arc<Self>, port: u16, target: u16) {
         let mut listener = None;
         while !self.ended.load(Ordering::SeqCst) {
             if !self.open.load(Ordering::SeqCst) {
@@ -95,7 +111,7 @@ impl Shared {
         }
     }
 
-    fn connect(&self, near: &TcpStream, target: u16) {
+    fn connect(self: &Arc<Self>, near: &TcpStream, target: u16) {
         let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else {
             return;
         };
@@ -108,10 +124,33 @@ impl Shared {
         connections.extend([copy(near), copy(&far)]);
         drop(connections);
         pass(copy(near), copy(&far));
-        pass(copy(&far), copy(near));
+        if self.lost.load(Ordering::SeqCst) == 0 {
+            pass(copy(&far), copy(near));
+        } else {
+            self.pass_answers(copy(&far), copy(near));
+        }
         if !self.open.load(Ordering::SeqCst) {
             self.cut();
         }
+    }
+
+    /// Passes a broker's packets on up to the acknowledgement that is lost.
+    fn pass_answers(self: &Arc<Self>, mut far: TcpStream, mut near: TcpStream) {
+        let ours = Arc::clone(self);
+        std::thread::spawn(move || {
+            let mut acknowledged = 0;
+            while let Ok(packet) = packet(&mut far) {
+                acknowledged += u32::from(packet[0] == PUBACK);
+                if acknowledged == ours.lost.load(Ordering::SeqCst) {
+                    ours.losses.fetch_add(1, Ordering::SeqCst);
+                    break;
+                }
+                if near.write_all(&packet).is_err() {
+                    break;
+                }
+            }
+            end(&far, &near);
+        });
     }
 
     fn cut(&self) {
@@ -126,7 +165,35 @@ impl Shared {
 fn pass(mut from: TcpStream, mut to: TcpStream) {
     std::thread::spawn(move || {
         drop(std::io::copy(&mut from, &mut to));
-        drop(from.shutdown(Shutdown::Both));
-        drop(to.shutdown(Shutdown::Both));
+        end(&from, &to);
     });
+}
+
+fn end(one: &TcpStream, other: &TcpStream) {
+    for stream in [one, other] {
+        // One that is closed already is as ended as it can be.
+        drop(stream.shutdown(Shutdown::Both));
+    }
+}
+
+/// The first byte of a PUBACK (MQTT 3.1.1, section 3.4).
+const PUBACK: u8 = 0x40;
+
+/// The next packet: its first byte, its length in groups of seven bits (section 2.2.3), and the rest.
+fn packet(from: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let mut packet = vec![0; 2];
+    from.read_exact(&mut packet)?;
+    let mut length = usize::from(packet[1] & 0x7f);
+    let mut shift = 7;
+    while packet.last().is_some_and(|byte| byte & 0x80 != 0) {
+        let mut byte = [0];
+        from.read_exact(&mut byte)?;
+        length |= usize::from(byte[0] & 0x7f) << shift;
+        shift += 7;
+        packet.push(byte[0]);
+    }
+    let head = packet.len();
+    packet.resize(head + length, 0);
+    from.read_exact(&mut packet[head..])?;
+    Ok(packet)
 }
