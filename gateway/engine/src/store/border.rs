@@ -386,6 +386,7 @@ pub struct StoreStats {
 
 /// What opening a store found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each answers a question of its own")]
 pub struct Recovery {
     /// The store was made anew.
     pub created: bool,

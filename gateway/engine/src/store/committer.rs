@@ -328,8 +328,8 @@ impl Committer {
             }
         }
         if let Some(newest) = newest {
-            self.shown = Arc::clone(&newest);
-            self.shared.publish(newest, self.figures(), &coming);
+            self.shared.publish(&newest, self.figures(), &coming);
+            self.shown = newest;
         } else {
             self.shared.show(self.figures());
         }

@@ -365,7 +365,7 @@ impl Shared {
     }
 
     /// Shows what can be read now; `came` is what has come into outboxes with it.
-    pub(super) fn publish(&self, state: Arc<State>, figures: StoreStats, came: &[Coming]) {
+    pub(super) fn publish(&self, state: &Arc<State>, figures: StoreStats, came: &[Coming]) {
         let mut inbox = lock(&self.inbox);
         for rows in came {
             if let Some(coming) = inbox.coming.get_mut(&rows.sink) {
@@ -373,7 +373,7 @@ impl Shared {
                 coming.1 = coming.1.saturating_sub(rows.bytes);
             }
         }
-        *lock(&self.view) = View { state: Arc::clone(&state), stats: figures };
+        *lock(&self.view) = View { state: Arc::clone(state), stats: figures };
         drop(inbox);
         for (name, durable) in &self.claims().durable {
             let last = state.sinks.get(name).map_or(0, |sink| sink.next - 1);
