@@ -217,7 +217,7 @@ fn ids(scratch: &Scratch) -> BTreeSet<(i64, i64)> {
 
 fn copy_folder(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg("-a").args([from, to]).status().expect("cp");
-    assert!(copied.success(), "{from:?} to {to:?}");
+    assert!(copied.success(), "{} to {}", from.display(), to.display());
 }
 
 /// P11: an older copy of the folder is put back and nobody says so. What is made now was made before, and

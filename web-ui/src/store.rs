@@ -56,6 +56,7 @@ pub struct StoreStatus {
 
 /// What opening the store found.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each answers a question of its own")]
 pub struct RecoveryStatus {
     /// The store was made anew.
     pub created: bool,

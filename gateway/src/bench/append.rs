@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -138,13 +138,17 @@ fn submit(dir: &Path, rows: usize, span: Duration) -> anyhow::Result<Run> {
         let batch = batch(&schema(8), "device", 0, rows)?;
         let next = Arc::new(Mutex::new(Next::new(&batch)));
         let durable = Arc::new(AtomicU64::new(0));
+        let over = Arc::new(AtomicBool::new(false));
         let (start, before) = (Instant::now(), store.stats());
         let mut submitters = JoinSet::new();
         for _ in 0..SUBMITTERS {
             let store = store.clone();
-            let (next, durable) = (Arc::clone(&next), Arc::clone(&durable));
-            submitters.spawn(async move { submitter(&store, &next, &durable, start + span).await });
+            let (next, durable, over) =
+                (Arc::clone(&next), Arc::clone(&durable), Arc::clone(&over));
+            submitters.spawn(async move { submitter(&store, &next, &durable, &over).await });
         }
+        tokio::time::sleep_until(start + span).await;
+        over.store(true, Ordering::Relaxed);
         while let Some(ended) = submitters.join_next().await {
             ended??;
         }
@@ -203,10 +207,10 @@ async fn submitter(
     store: &Store,
     next: &Mutex<Next>,
     durable: &AtomicU64,
-    until: Instant,
+    over: &AtomicBool,
 ) -> anyhow::Result<()> {
     let mut open = VecDeque::new();
-    while Instant::now() < until {
+    while !over.load(Ordering::Relaxed) {
         let queued = if open.len() < OPEN_MAX {
             next.lock().unwrap_or_else(PoisonError::into_inner).submit(store)
         } else {

@@ -156,6 +156,13 @@ pub struct LogRows {
     pub batch: RecordBatch,
 }
 
+impl LogRows {
+    /// The log position behind the last row.
+    pub(super) fn end(&self) -> u64 {
+        self.position + self.batch.num_rows() as u64
+    }
+}
+
 /// Encoded results of one stream for one sink.
 #[derive(Debug, Clone)]
 pub struct OutboxRows {
@@ -387,6 +394,7 @@ pub struct StoreStats {
 
 /// What opening a store found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each answers a question of its own")]
 pub struct Recovery {
     /// The store was made anew.
     pub created: bool,

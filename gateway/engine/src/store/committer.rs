@@ -17,11 +17,12 @@ use super::border::{StoreError, StoreStats};
 use super::checkpoint::checkpoint;
 use super::damage::{contained, drop_contained};
 use super::format::row_bytes;
-use super::inbox::{Holding, Pace, Shared};
+use super::inbox::Shared;
 use super::recovery::Opened;
 use super::ring;
 use super::state::State;
 use super::transaction::Transaction;
+use super::turns::{Holding, Pace};
 use super::verify::Verifying;
 use super::work::{Answer, Ask, Coming, Pending, Work, answer};
 use super::writer::Writer;
@@ -327,8 +328,8 @@ impl Committer {
             }
         }
         if let Some(newest) = newest {
-            self.shown = Arc::clone(&newest);
-            self.shared.publish(newest, self.figures(), &coming);
+            self.shared.publish(&newest, self.figures(), &coming);
+            self.shown = newest;
         } else {
             self.shared.show(self.figures());
         }

@@ -1,7 +1,7 @@
 //! The queue between everybody and the store's thread, and what everybody may see of the store.
 //!
 //! Bounded in commits and bytes: a commit holds a slot from [`Shared::submit`] until it is durable. The thread takes all
-//! that waits at once, in order. Decides when a commit is due; knows no file.
+//! that waits at once, in order; `turns` says when. Knows no file.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +10,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use super::border::{
-    Backlog, Commit, Layout, StateChange, StoreError, StoreOptions, StoreStats, StreamProgress,
-    Ticket, WhenFull,
+    Backlog, Commit, Layout, LogRows, StateChange, StoreError, StoreOptions, StoreStats,
+    StreamProgress, Ticket, WhenFull,
 };
 use super::damage::Trouble;
 use super::format::row_bytes;
 use super::outbox;
 use super::state::State;
+use super::turns::{Holding, Pace};
 use super::work::{Ask, Coming, Order, Pending, Refusal, Work, answer, droppable};
 use crate::bytes::batch_bytes;
 
@@ -24,60 +25,22 @@ use crate::bytes::batch_bytes;
 /// it. The thread takes what waits at 256 KiB, so that only a store that cannot write gets there.
 const QUEUE_BYTES_MAX: usize = 8 << 20;
 
-/// Refusals that wait at most before they make a commit due.
-const REJECTS_MAX: usize = 256;
-
 /// Characters of a reason that are kept: it comes from the far side.
 const REASON_CHARS_MAX: usize = 1_000;
 
-/// Whether commits stay in the queue, so that only what frees room is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Holding {
-    No,
-    /// There is little room, which the close may use up.
-    UntilClose,
-    /// There is none.
-    Yes,
-}
-
-/// How eagerly the thread takes what waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pace {
-    /// Nothing is being written: whatever is due.
-    Free,
-    /// A frame is being written: what is due, a bite at a time, so that it is not woken for each commit.
-    Beside,
-    /// The next frame is large enough already: nothing.
-    Shut,
-}
-
-/// Commits that are worth a turn while a frame is being written.
-const BITE_COMMITS: usize = 32;
-/// Bytes of commits that are.
-const BITE_BYTES: usize = 64 << 10;
-
-/// What the thread does next.
-pub(super) struct Turn {
-    /// How the writing of a frame ended.
+/// What waits for the thread.
+pub(super) struct Inbox {
+    pub(super) work: Work,
+    /// How the writing of a frame ended, until the thread has heard it.
     pub(super) written: Option<Result<(), Trouble>>,
+    /// What the thread that sleeps wants to be woken for; `None` while it is awake.
+    pub(super) sleeping: Option<(Holding, Pace)>,
     pub(super) asks: Vec<Ask>,
-    pub(super) work: Option<Work>,
+    pub(super) bytes: usize,
+    pub(super) waits: usize,
     pub(super) flush: bool,
     pub(super) close: bool,
-}
-
-struct Inbox {
-    work: Work,
-    /// How the writing of a frame ended, until the thread has heard it.
-    written: Option<Result<(), Trouble>>,
-    /// What the thread that sleeps wants to be woken for; `None` while it is awake.
-    sleeping: Option<(Holding, Pace)>,
-    asks: Vec<Ask>,
-    bytes: usize,
-    waits: usize,
-    flush: bool,
-    close: bool,
-    blocked: usize,
+    pub(super) blocked: usize,
     /// Rows and bytes per sink that are queued or being committed.
     coming: HashMap<Arc<str>, (u64, u64)>,
     /// Positions that log rows must continue at, queued rows included.
@@ -100,11 +63,6 @@ impl Inbox {
             log_ends,
         }
     }
-
-    /// Whether commits stay where they are.
-    fn holds(&self, held: Holding) -> bool {
-        held == Holding::Yes || (held == Holding::UntilClose && !self.close)
-    }
 }
 
 /// What was durable after the last commit.
@@ -115,8 +73,8 @@ struct View {
 
 /// Shared by the handles and the thread.
 pub(super) struct Shared {
-    inbox: Mutex<Inbox>,
-    wake: Condvar,
+    pub(super) inbox: Mutex<Inbox>,
+    pub(super) wake: Condvar,
     view: Mutex<View>,
     slots: Arc<Semaphore>,
     /// A `Block` sink may have room again.
@@ -127,8 +85,8 @@ pub(super) struct Shared {
     pub(super) handles: AtomicU64,
     claims: Mutex<Arc<Claims>>,
     pub(super) epoch: u64,
-    queue: usize,
-    commit_bytes: usize,
+    pub(super) queue: usize,
+    pub(super) commit_bytes: usize,
 }
 
 /// What the running configuration claims of the store. Replaced as a whole: who holds one sees one
@@ -159,7 +117,7 @@ fn progress_bytes(progress: &StreamProgress) -> usize {
     states.fold(progress.state.len(), |sum, bytes| sum.saturating_add(bytes.len()))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic while the lock was held leaves counters at worst; the thread's own panics are met
     // where it ends.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -248,8 +206,10 @@ impl Shared {
             return Err(StoreError::Closed);
         };
         for rows in &taken.rows {
-            let end = rows.position + rows.batch.num_rows() as u64;
-            inbox.log_ends.insert(rows.table.clone(), end);
+            // It is there: the check has found it.
+            if let Some(end) = inbox.log_ends.get_mut(&rows.table) {
+                *end = rows.end();
+            }
             inbox.bytes += batch_bytes(&rows.batch);
         }
         for rows in &taken.outbox {
@@ -269,21 +229,19 @@ impl Shared {
 
     fn check(&self, inbox: &Inbox, commit: &Commit) -> Result<(), StoreError> {
         let claims = self.claims();
-        let mut ends: HashMap<&Arc<str>, u64> = HashMap::new();
-        for rows in &commit.rows {
+        for (index, rows) in commit.rows.iter().enumerate() {
             let claimed = claims.layout.tables.iter().any(|table| table.name == rows.table);
             let Some(end) = inbox.log_ends.get(&rows.table).filter(|_| claimed) else {
                 return Err(StoreError::Unknown(format!("table {}", rows.table)));
             };
-            let expected = ends.entry(&rows.table).or_insert(*end);
-            if rows.position != *expected {
-                return Err(StoreError::Position {
-                    table: rows.table.clone(),
-                    position: rows.position,
-                    expected: *expected,
-                });
+            // A commit has rows of few tables, and mostly of one.
+            let before =
+                commit.rows[..index].iter().rev().find(|before| before.table == rows.table);
+            let expected = before.map_or(*end, LogRows::end);
+            if rows.position != expected {
+                let (table, position) = (rows.table.clone(), rows.position);
+                return Err(StoreError::Position { table, position, expected });
             }
-            *expected += rows.batch.num_rows() as u64;
         }
         if let Some(progress) = &commit.progress {
             let bytes = progress_bytes(progress);
@@ -301,6 +259,9 @@ impl Shared {
 
     /// Whether every `Block` sink of the commit is below its bounds and the store below its own.
     fn has_room(&self, inbox: &Inbox, commit: &Commit) -> bool {
+        if commit.outbox.is_empty() {
+            return true;
+        }
         let claims = self.claims();
         let Claims { layout, max_bytes, .. } = &*claims;
         if layout.sinks.iter().all(|sink| sink.when_full != WhenFull::Block) {
@@ -324,17 +285,6 @@ impl Shared {
                 held.map_or((0, 0), |sink| (sink.records(), sink.bytes));
             !outbox::is_full(sink, held_records + records, held_bytes + bytes) && !store_full()
         })
-    }
-
-    /// Whether the thread should commit now.
-    fn is_due(&self, inbox: &Inbox) -> bool {
-        inbox.waits > 0
-            || inbox.bytes >= self.commit_bytes
-            || inbox.work.commits.len() * 2 > self.queue
-            || inbox.work.refusals.len() >= REJECTS_MAX
-            || !inbox.work.orders.is_empty()
-            || (inbox.blocked > 0
-                && !(inbox.work.delivered.is_empty() && inbox.work.delivered_live.is_empty()))
     }
 
     pub(super) fn ask(&self, ask: Ask) -> Result<(), StoreError> {
@@ -414,71 +364,8 @@ impl Shared {
         self.room.notify_waiters();
     }
 
-    /// Says how the writing of a frame ended.
-    pub(super) fn written(&self, outcome: Result<(), Trouble>) {
-        let mut inbox = lock(&self.inbox);
-        inbox.written = Some(outcome);
-        self.rouse(&mut inbox);
-    }
-
-    /// Whether there is anything to take.
-    fn takes(&self, inbox: &Inbox, held: Holding, pace: Pace) -> bool {
-        let is_due =
-            if inbox.holds(held) { !inbox.work.orders.is_empty() } else { self.is_due(inbox) };
-        match pace {
-            Pace::Free => is_due || inbox.flush || inbox.close,
-            Pace::Beside => {
-                let commits = inbox.work.commits.len();
-                is_due && (commits >= BITE_COMMITS || inbox.bytes >= BITE_BYTES)
-            }
-            Pace::Shut => false,
-        }
-    }
-
-    fn is_called(&self, inbox: &Inbox, held: Holding, pace: Pace) -> bool {
-        inbox.written.is_some() || !inbox.asks.is_empty() || self.takes(inbox, held, pace)
-    }
-
-    /// Wakes the thread if it sleeps and there is something that it wants: a call of the system for
-    /// each commit would cost more than the commit.
-    fn rouse(&self, inbox: &mut Inbox) {
-        if inbox.sleeping.is_some_and(|(held, pace)| self.is_called(inbox, held, pace)) {
-            inbox.sleeping = None;
-            self.wake.notify_one();
-        }
-    }
-
-    /// Waits for something to do, unless the thread is `busy` with something of its own. While commits
-    /// are `held` they stay in the queue; marks and orders, which free room, do not. When a frame has
-    /// been written nothing else is taken in the same turn, so that the next one does not wait.
-    pub(super) fn wait(&self, held: Holding, pace: Pace, busy: bool) -> Turn {
-        let mut inbox = lock(&self.inbox);
-        while !busy && !self.is_called(&inbox, held, pace) {
-            inbox.sleeping = Some((held, pace));
-            inbox = self.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
-            inbox.sleeping = None;
-        }
-        let written = inbox.written.take();
-        let take = written.is_none() && self.takes(&inbox, held, pace);
-        let is_free = take && pace == Pace::Free;
-        let flush = is_free && (std::mem::take(&mut inbox.flush) || inbox.close);
-        let keeps = inbox.holds(held);
-        let work = take.then(|| {
-            let mut work = std::mem::take(&mut inbox.work);
-            if keeps {
-                inbox.work.commits = std::mem::take(&mut work.commits);
-            } else {
-                inbox.bytes = 0;
-                inbox.waits = 0;
-            }
-            work
-        });
-        let asks = std::mem::take(&mut inbox.asks);
-        Turn { written, asks, work, flush, close: is_free && inbox.close }
-    }
-
     /// Shows what can be read now; `came` is what has come into outboxes with it.
-    pub(super) fn publish(&self, state: Arc<State>, figures: StoreStats, came: &[Coming]) {
+    pub(super) fn publish(&self, state: &Arc<State>, figures: StoreStats, came: &[Coming]) {
         let mut inbox = lock(&self.inbox);
         for rows in came {
             if let Some(coming) = inbox.coming.get_mut(&rows.sink) {
@@ -486,7 +373,7 @@ impl Shared {
                 coming.1 = coming.1.saturating_sub(rows.bytes);
             }
         }
-        *lock(&self.view) = View { state: Arc::clone(&state), stats: figures };
+        *lock(&self.view) = View { state: Arc::clone(state), stats: figures };
         drop(inbox);
         for (name, durable) in &self.claims().durable {
             let last = state.sinks.get(name).map_or(0, |sink| sink.next - 1);

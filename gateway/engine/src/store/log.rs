@@ -82,7 +82,7 @@ pub(super) fn append(
                 })
             })
             .collect();
-        let end = run.last().map_or(state.end, |part| part.position + rows_of(&part.batch));
+        let end = run.last().map_or(state.end, |part| part.end());
         if let Some(first) = batches.first() {
             let schema = first.schema();
             let rows: u64 = batches.iter().map(|batch| rows_of(batch)).sum();

@@ -3,7 +3,7 @@
 //! A thread of its own owns the files; everybody else holds a [`Store`]. It knows rows, positions
 //! and bytes: no protocol, no SQL, no clock ("now" and the commit timer come from outside).
 //!
-//! `inbox` queues, `committer` owns the files, `transaction` says what changes, `outbox`, `letters`,
+//! `inbox` queues and `turns` wakes, `committer` owns the files, `transaction` says what changes, `outbox`, `letters`,
 //! `log` and `states` how, `book` where it lies, `format`, `record` and `rows` in which bytes. A commit is one frame in the `ring`,
 //! which a `writer` thread may write while the next is made; `persist` sees that it lands, `answers` to those who ask; `room` has
 //! `fold` move what stays to a `shelf`, `checkpoint` notes it in a redb tree. `recovery` starts from
@@ -38,6 +38,7 @@ mod stamps;
 mod state;
 mod states;
 mod transaction;
+mod turns;
 mod upgrade;
 mod verify;
 mod work;

@@ -39,7 +39,10 @@ impl Committer {
         let mut kept = 0;
         let stays = |frame: &&Frame| {
             kept += frame.length;
-            kept <= capacity / 4
+            // The newest one stays also where it is larger: under a rush its rows are soon let go, and
+            // would have been written twice.
+            let is_newest = kept == frame.length;
+            kept <= capacity / 4 || (is_newest && kept <= capacity / 8 * 3)
         };
         let keep_from =
             self.book.frames.iter().rev().take_while(stays).last().map(|frame| frame.sequence);

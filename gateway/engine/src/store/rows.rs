@@ -134,8 +134,8 @@ fn is_compact(data_type: &DataType) -> bool {
 
 /// Appends a column of which the rows lie in several arrays of one type.
 fn encode_column(out: &mut Vec<u8>, parts: &[&ArrayRef]) {
-    let rows: usize = parts.iter().map(|part| part.len()).sum();
-    let nulls: usize = parts.iter().map(|part| part.null_count()).sum();
+    let rows: usize = parts.iter().map(Array::len).sum();
+    let nulls: usize = parts.iter().map(Array::null_count).sum();
     if rows > 0 && nulls == rows {
         out.push(ALL_NULL);
     } else if nulls > 0 {
@@ -209,7 +209,7 @@ fn fixed_values(column: &dyn Array) -> Option<(&[u8], usize)> {
 }
 
 fn encode_values(out: &mut Vec<u8>, parts: &[&ArrayRef]) {
-    let Some(data_type) = parts.first().map(|part| part.data_type()) else {
+    let Some(data_type) = parts.first().map(Array::data_type) else {
         return;
     };
     match data_type {

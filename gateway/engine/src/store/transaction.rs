@@ -259,7 +259,7 @@ impl Transaction<'_> {
                 // Arrow refuses to encode what it made itself: the rows are lost, and counted as
                 // a hole when they are read, but the log goes on.
                 tracing::error!(table = %table.name, error = trouble.text(), "rows are not kept");
-                let last = parts.last().map(|p| p.position + p.batch.num_rows() as u64);
+                let last = parts.last().map(|part| part.end());
                 state.end = last.unwrap_or(state.end);
             }
         }

@@ -299,6 +299,25 @@ async fn folding_syncs_each_shelf_once() {
     );
 }
 
+/// Frames of more than a quarter of the ring were folded when they had just been written, and so twice:
+/// under a rush each third commit of rows that were soon let go.
+#[tokio::test]
+async fn a_large_frame_stays_in_the_ring_until_another_one_comes() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    // The ring has 16 blocks, a frame here five: with the second one more than half is taken.
+    for number in 0..2 {
+        let bodies = vec![Bytes::from(vec![7; 18_000])];
+        let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1) }];
+        commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    }
+    answered(&store).await;
+    let shelved = disk.length("store.shelf-00000001").unwrap();
+    assert_eq!(shelved, Some(5 * 4096), "the first one alone");
+    let (cut, recovery) = open(&disk.power_cut(None)).unwrap();
+    assert_eq!((waiting(&cut, "a").await.len(), recovery.corrupt_records), (2, 0));
+}
+
 /// What gave way on a full disk left its shelf before that was durable: after a crash in between the
 /// checkpoint named a shelf that was gone, and counted as damage what a policy had dropped.
 #[tokio::test]

@@ -82,6 +82,8 @@ struct Inner {
 pub(super) struct FakeDisk {
     inner: Arc<Mutex<Inner>>,
     locked: Arc<AtomicBool>,
+    /// Held while a file is synced.
+    syncing: Arc<Mutex<()>>,
 }
 
 impl FakeDisk {
@@ -166,7 +168,7 @@ impl FakeDisk {
         });
         let born = self.inner.lock().unwrap().born;
         let inner = Inner { files: files.collect(), born, ..Inner::default() };
-        FakeDisk { inner: Arc::new(Mutex::new(inner)), locked: Arc::default() }
+        FakeDisk { inner: Arc::new(Mutex::new(inner)), ..FakeDisk::default() }
     }
 
     pub(super) fn names(&self) -> Vec<String> {
@@ -202,6 +204,11 @@ impl FakeDisk {
     /// Keeps everybody from the disk until what it returns is dropped.
     pub(super) fn hold(&self) -> impl Drop {
         self.inner.lock().unwrap()
+    }
+
+    /// Keeps syncs from ending until what it returns is dropped.
+    pub(super) fn hold_syncs(&self) -> impl Drop {
+        self.syncing.lock().unwrap()
     }
 
     fn step(&self, grows: bool) -> io::Result<()> {
@@ -376,6 +383,7 @@ impl StorageBackend for FakeBackend {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        let turn = self.disk.syncing.lock().unwrap();
         let outcome = self.disk.step(false);
         let mut file = self.file.lock().unwrap();
         {
@@ -392,6 +400,7 @@ impl StorageBackend for FakeBackend {
                 apply(&mut file.device, change);
             }
         }
+        drop(turn);
         outcome
     }
 

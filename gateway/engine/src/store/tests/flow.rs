@@ -343,3 +343,50 @@ async fn a_check_that_nobody_waits_for_ends_and_others_are_answered() {
     assert_eq!((first.unwrap().rows, second.unwrap().rows), (3, 3));
     store.close().await.unwrap();
 }
+
+/// What a frame brings is made while the one before is written. Until that is durable nobody sees it.
+#[tokio::test]
+async fn while_a_frame_is_written_nothing_of_it_or_the_next_is_seen() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..1).await;
+    let syncs = disk.syncs("store.ring");
+    let number = |n: u64, wait| Commit {
+        wait,
+        outbox: vec![results("a", n..n + 1, 1)],
+        progress: Some(progress(&[1], n, 0)),
+        ..Commit::default()
+    };
+    let held = disk.hold_syncs();
+    // The second one takes the first along: two in a frame are written beside what comes.
+    let mut tickets = vec![store.submit(number(1, false)).await.unwrap()];
+    for n in 2..=60 {
+        tickets.push(store.submit(number(n, true)).await.unwrap());
+    }
+    // Of 60 the first frame has some, and more than a bite waited: they are in the next one.
+    while store.stats().queue_len >= 32 {
+        tokio::task::yield_now().await;
+    }
+    let seen = store.next("a", 0, 100, 1 << 20).await.unwrap();
+    assert_eq!(bodies(&seen), [0]);
+    assert_eq!((store.outbox_end("a"), store.backlog("a").records), (1, 1));
+    assert_eq!((store.progress("s"), store.stats().commits), (None, 1));
+    for ticket in &mut tickets {
+        assert!(futures::poll!(ticket).is_pending());
+    }
+    let beyond = store.next("a", 1, 100, 1 << 20);
+    tokio::pin!(beyond);
+    assert!(futures::poll!(&mut beyond).is_pending());
+    // Nor does a cut find it.
+    let cut = disk.power_cut(None);
+    drop(held);
+    for ticket in tickets {
+        ticket.await.unwrap();
+    }
+    assert!(!beyond.await.unwrap().is_empty());
+    assert_eq!(bodies(&waiting(&store, "a").await), (0..=60).collect::<Vec<_>>());
+    assert!(disk.syncs("store.ring") - syncs <= 4, "60 commits in few frames");
+    assert_eq!(store.progress("s"), Some(progress(&[1], 60, 0)));
+    let (cut, recovery) = open(&cut).unwrap();
+    assert_eq!((recovery.corrupt_records, bodies(&waiting(&cut, "a").await)), (0, vec![0]));
+}
