@@ -348,7 +348,8 @@ fn first_time(batch: &RecordBatch, table: &TableSchema) -> i64 {
     times.and_then(|times| times.first().copied()).unwrap_or(i64::MIN)
 }
 
-fn last_time(batch: &RecordBatch, table: &TableSchema) -> i64 {
+/// The latest time of rows of a table.
+pub(crate) fn last_time(batch: &RecordBatch, table: &TableSchema) -> i64 {
     let times = times(batch, &table.time_column);
     times.and_then(|times| times.iter().max().copied()).unwrap_or(i64::MIN)
 }

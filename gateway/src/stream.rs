@@ -7,6 +7,7 @@
 
 mod joined;
 mod listening;
+mod reading;
 mod routers;
 
 use std::path::PathBuf;
@@ -133,9 +134,6 @@ const STEP_MIN: i64 = 2_000_000;
 /// Batches that are taken from the queue into one commit at most.
 const GATHER_MAX: usize = 64;
 
-/// Rows that are read from a log at once while a stream catches up.
-const CATCH_UP_ROWS: usize = 8192;
-
 impl Part for StreamPart {
     async fn run(&mut self) -> Exit {
         let worked = if self.clock_is_awaited().await {
@@ -228,10 +226,7 @@ impl StreamPart {
         let mut commit = Commit::default();
         self.apply(&mut stream, Event::Replayed, &mut commit).await?;
         self.submit(&mut stream, commit).await?;
-        for table in 0..self.tables.len() {
-            let from = stream.processed(table);
-            self.read_log(&mut stream, table, from, None, false).await?;
-        }
+        self.read_since(&mut stream).await?;
         self.reading = None;
         stream.forgive(self.clock.now().saturating_sub(begun).max(0));
         Ok(stream)
@@ -317,46 +312,6 @@ impl StreamPart {
         self.encode(&effects, &before, self.clock.now(), &mut commit)?;
         self.submit(&mut stream, commit).await?;
         self.commit(Commit { wait: true, ..Commit::default() }, true).await
-    }
-
-    /// Applies a table's logged rows from `from`, to the end of the log or below `upto`: after a
-    /// restore they are read again, `anew` where they did not come through the queue.
-    async fn read_log(
-        &mut self,
-        stream: &mut Stream,
-        table: usize,
-        from: u64,
-        upto: Option<u64>,
-        anew: bool,
-    ) -> Result<(), String> {
-        let mut from = from;
-        loop {
-            let rows = self
-                .store
-                .read_log(&self.tables[table], from, CATCH_UP_ROWS)
-                .await
-                .map_err(|e| format!("log of {}: {e}", self.tables[table]))?;
-            if rows.is_empty() {
-                return Ok(());
-            }
-            let mut commit = Commit::default();
-            for (position, batch) in rows {
-                if upto.is_some_and(|upto| position >= upto) {
-                    return self.submit(stream, commit).await;
-                }
-                from = position + batch.num_rows() as u64;
-                let over = upto.map_or(0, |upto| from.saturating_sub(upto));
-                let kept = batch.num_rows() - usize::try_from(over).unwrap_or(0);
-                let batch = batch.slice(0, kept);
-                let event = if anew {
-                    Event::Rows { table, position, batch }
-                } else {
-                    Event::Replay { table, position, batch }
-                };
-                self.apply(stream, event, &mut commit).await?;
-            }
-            self.submit(stream, commit).await?;
-        }
     }
 
     async fn work(&mut self, stream: &mut Stream) -> Result<(), String> {
