@@ -23,9 +23,9 @@ pub struct EnginePlanner {
     max: Option<Duration>,
 }
 
-/// How long the planning of one text may take where somebody asks for it beside what runs. A
+/// How long the planning of one text may take, on a slow board with much to do as well, where somebody asks for it beside what runs. A
 /// configuration that is started was accepted before, and has the time that it takes.
-const ASKED_MAX: Duration = Duration::from_secs(20);
+const ASKED_MAX: Duration = Duration::from_mins(1);
 
 /// Memory that planning may use; nothing is executed.
 const PLAN_MEMORY: usize = 16 << 20;

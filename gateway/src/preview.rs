@@ -30,7 +30,7 @@ const MEMORY: usize = 16 << 20;
 /// Time for one execution, shorter than that of streams: somebody waits.
 const TIME_MAX: Duration = Duration::from_secs(5);
 /// Time for planning.
-const PLANNING_MAX: Duration = Duration::from_secs(10);
+const PLANNING_MAX: Duration = Duration::from_secs(20);
 /// Values (rows times columns) that are read from the logs at most, the newest ones.
 const VALUES_MAX: u64 = 2 << 20;
 /// Rows that are read at once.

@@ -442,7 +442,9 @@ impl StreamPart {
         let who = Who { stream: &self.name, id_prefix: &self.id_prefix, unrouted: &self.unrouted };
         let upstream = self.upstream.as_ref();
         let errors = self.routers.put(&who, upstream, effects, before, now, commit)?;
-        errors.iter().for_each(|error| self.failed(error));
+        for error in &errors {
+            self.failed(error);
+        }
         Ok(())
     }
 

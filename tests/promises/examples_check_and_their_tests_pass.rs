@@ -106,6 +106,13 @@ fn a_wrong_expectation_fails() {
     assert!(mean.stdout.contains("1 passed, 1 failed"), "{mean:?}");
     // What was expected and what came.
     assert!(mean.stdout.contains("231.5") && mean.stdout.contains("231"), "{mean:?}");
+    let path = config(&scratch, "231.0", 1);
+    let filtered =
+        |filter| run(&["test", path.to_str().expect("a path"), "--filter", filter], secs(20));
+    assert!(filtered("another").stdout.contains("1 passed, 0 failed"));
+    let none = filtered("annother");
+    assert_eq!(none.code, Some(1), "{none:?}");
+    assert!(none.stderr.contains("no test's name contains `annother`"), "{none:?}");
     let late = test("231.0", 0);
     assert_eq!(late.code, Some(1), "{late:?}");
 }

@@ -60,9 +60,9 @@ sinks: [ {{ name: disk, driver: {{ file: {{ path: {file} }} }} }} ]
 
 /// Publishes until it is told to end, one key after the other by chance, up to 300 ms out of order; last
 /// a row that is so far ahead that all sessions before it are over. Returns the others.
-fn publish(broker: u16, ended: &AtomicBool, mut random: Random) -> Vec<Sent> {
+fn publish_all(broker: u16, ended: &AtomicBool, mut random: Random) -> Vec<Sent> {
     let mut client = Client::connect(broker, "near-side").expect("a broker");
-    let mut send = |sent: Sent| {
+    let mut publish = |sent: Sent| {
         let Sent { key, n, ts } = sent;
         let message = format!("{{\"ts\": {ts}, \"n\": {n}, \"who\": \"k{key}\"}}");
         client.publish("in", message.as_bytes()).expect("a broker that takes it");
@@ -75,12 +75,12 @@ fn publish(broker: u16, ended: &AtomicBool, mut random: Random) -> Vec<Sent> {
         let key = usize::try_from(random.below(KEYS as u64)).expect("small");
         let n = i64::try_from(rows.len()).expect("fewer");
         let sent = Sent { key, n, ts: clock - before };
-        send(sent);
+        publish(sent);
         rows.push(sent);
         std::thread::sleep(Duration::from_millis(2));
     }
     let n = i64::try_from(rows.len()).expect("fewer");
-    send(Sent { key: 0, n, ts: clock + 60_000 });
+    publish(Sent { key: 0, n, ts: clock + 60_000 });
     rows
 }
 
@@ -111,7 +111,7 @@ fn under_kills(
     let mut random = Random(seed);
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let publisher = scope.spawn(|| publish(broker, &ended, Random(seed)));
+        let publisher = scope.spawn(|| publish_all(broker, &ended, Random(seed)));
         let ending = Ending(&ended);
         for kill in 0..kills {
             let mut gateway = Gateway::start(scratch, config);

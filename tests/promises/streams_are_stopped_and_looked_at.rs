@@ -288,7 +288,7 @@ fn a_preview_looks_at_lookups_at_latest_rows_and_at_streams() {
         assert_eq!(window["span"].as_i64(), Some(2 * (rows - 1)), "{window}");
     }
     for (table, words) in
-        [("alone", "no other stream reads them"), ("dubled", "there are: mode, s, doubled")]
+        [("alone", "no other stream reads them"), ("dubled", "there are: s, mode, doubled")]
     {
         let sql = format!("SELECT 1 AS one FROM {table}");
         let refused = command(&scratch, &["preview", table, "--sql", &sql]);

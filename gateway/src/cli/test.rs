@@ -54,6 +54,9 @@ pub fn test(path: &Path, filter: Option<&str>, programs: Vec<(String, String)>) 
         }
         if differences.is_empty() { passed += 1 } else { failed += 1 }
     }
+    if let (Some(filter), 0) = (filter, passed + failed) {
+        return fail(format_args!("no test's name contains `{filter}`"));
+    }
     say!("{passed} passed, {failed} failed");
     if failed == 0 { 0 } else { FAILURE }
 }

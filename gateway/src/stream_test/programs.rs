@@ -100,9 +100,8 @@ impl Started {
     async fn listens(&mut self) -> Result<(), String> {
         let until = Instant::now() + START_MAX;
         loop {
-            let error = match UnixStream::connect(&self.socket).await {
-                Ok(_) => return Ok(()),
-                Err(error) => error,
+            let Err(error) = UnixStream::connect(&self.socket).await else {
+                return Ok(());
             };
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("its program has ended before it listened: {status}"));

@@ -151,8 +151,9 @@ fn wide(columns: usize) -> Vec<TableSchema> {
 #[test]
 fn f35_wide_tables_are_refused_before_they_are_planned() {
     let sql = Sql::new(16 << 20).unwrap();
-    let joins = |sides: &str| -> String {
-        sides.chars().map(|side| format!(" JOIN {side} ON {side}.n = a.n")).collect()
+    let joins = |sides: &str| {
+        let join = |side| format!(" JOIN {side} ON {side}.n = a.n");
+        sides.chars().map(join).collect::<Vec<_>>().concat()
     };
     let ctes: Vec<String> =
         (1..150).map(|i| format!("c{i} AS (SELECT *, p9 + {i} AS q{i} FROM c{})", i - 1)).collect();
@@ -165,7 +166,7 @@ fn f35_wide_tables_are_refused_before_they_are_planned() {
             refused,
         ),
         (format!("SELECT a.n FROM a{}", joins("bcdef")), 1_000, refused),
-        (vec!["SELECT * FROM a"; 6].join(" UNION ALL "), 1_000, refused),
+        (["SELECT * FROM a"; 6].join(" UNION ALL "), 1_000, refused),
         (ctes, 1_000, "all SELECTs together"),
     ] {
         let begin = Instant::now();
@@ -207,7 +208,7 @@ fn f35_planning_ends_at_its_deadline() {
     let quick =
         "SELECT device, avg(v) AS v FROM m WHERE n > 1 GROUP BY device ORDER BY device LIMIT 3";
     let plan = |sql: Sql| sql.plan(quick, &tables(), true).unwrap().explain();
-    assert_eq!(plan(sql().planning_within(Duration::from_secs(60))), plan(sql()));
+    assert_eq!(plan(sql().planning_within(Duration::from_mins(1))), plan(sql()));
 }
 
 #[tokio::test]

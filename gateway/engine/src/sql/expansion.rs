@@ -11,6 +11,16 @@ use std::collections::HashMap;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::tokenizer::{Token, TokenWithSpan, Word};
 
+/// What stands between commas.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Lists {
+    #[default]
+    Other,
+    /// Between SELECT and FROM.
+    Columns,
+    Tables,
+}
+
 /// What is inside one pair of parentheses.
 #[derive(Default)]
 struct Level {
@@ -21,14 +31,12 @@ struct Level {
     /// The columns that are named by its SELECTs; none where it has none, or names all by `*`.
     named: Option<u64>,
     star: bool,
-    /// Between SELECT and FROM.
-    lists_columns: bool,
+    /// What a comma is followed by.
+    lists: Lists,
     /// The CTE that it defines.
     defines: Option<String>,
     /// The arguments of a function, such as `extract(second FROM time)`: no table stands there.
     call: bool,
-    /// A comma is followed by another table.
-    lists_tables: bool,
     /// How many things are grouped by each other, where this is `CUBE (…)` or the like.
     grouping: bool,
 }
@@ -127,30 +135,28 @@ pub(super) fn expand(tokens: &[TokenWithSpan], width: &dyn Fn(&str) -> u64) -> E
                 }
             }
             Token::Comma => {
-                expected = level.lists_tables;
+                expected = level.lists == Lists::Tables;
                 all.grouping_terms += u64::from(level.grouping);
-                if level.lists_columns {
+                if level.lists == Lists::Columns {
                     level.named = level.named.map(|named| named + 1);
                 }
             }
-            Token::Mul if level.lists_columns => level.star |= names_all(tokens, at),
+            Token::Mul if level.lists == Lists::Columns => level.star |= names_all(tokens, at),
             Token::Word(word) if is_keyword(word, Keyword::SELECT) => {
                 level.call = false;
-                level.lists_tables = false;
-                level.lists_columns = true;
+                level.lists = Lists::Columns;
                 level.named = Some(level.named.unwrap_or(0) + 1);
             }
             Token::Word(word) if is_keyword(word, Keyword::FROM) && !level.call => {
-                level.lists_tables = true;
-                level.lists_columns = false;
+                level.lists = Lists::Tables;
                 expected = true;
             }
             Token::Word(word) if is_keyword(word, Keyword::JOIN) => {
-                level.lists_tables = true;
+                level.lists = Lists::Tables;
                 expected = true;
             }
             Token::Word(word) if is_keyword(word, Keyword::LATERAL) => expected = was_expected,
-            Token::Word(word) if ends_tables(word) => level.lists_tables = false,
+            Token::Word(word) if ends_tables(word) => level.lists = Lists::Other,
             Token::Word(word) if was_expected => {
                 let name = name_of(word);
                 let table = || Read { tables: 1, columns: width(&name), work: 0 };
@@ -193,7 +199,7 @@ fn open(tokens: &[TokenWithSpan], at: usize, table_expected: bool) -> Level {
         _ => None,
     };
     let Some(before) = word(1) else {
-        return Level { lists_tables: table_expected, ..Level::default() };
+        return Level { lists: tables_where(table_expected), ..Level::default() };
     };
     if is_keyword(before, Keyword::AS) || is_keyword(before, Keyword::MATERIALIZED) {
         return Level { defines: defined(tokens, at), ..Level::default() };
@@ -208,7 +214,11 @@ fn open(tokens: &[TokenWithSpan], at: usize, table_expected: bool) -> Level {
             before.keyword,
             Keyword::EXTRACT | Keyword::TRIM | Keyword::SUBSTRING | Keyword::OVERLAY
         );
-    Level { call, lists_tables: table_expected, ..Level::default() }
+    Level { call, lists: tables_where(table_expected), ..Level::default() }
+}
+
+fn tables_where(expected: bool) -> Lists {
+    if expected { Lists::Tables } else { Lists::Other }
 }
 
 /// The name of the CTE whose body begins with the parenthesis at `at`: `name [(columns)] AS [[NOT]

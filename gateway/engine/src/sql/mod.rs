@@ -351,7 +351,11 @@ impl Planned {
                 return check::not_a_select();
             }
             let (error, (line, column)) = (SqlError::from(error), end_of(sql));
-            if error.message.ends_with("EOF") { error.at(line, column) } else { error }
+            let error = if error.message.ends_with("EOF") { error.at(line, column) } else { error };
+            match tables.unquoted(sql) {
+                Some(name) => error.hint(format!("a name with a hyphen needs quotes: \"{name}\"")),
+                None => error,
+            }
         })?;
         let Statement::Statement(inner) = &statement else {
             return Err(check::not_a_select());

@@ -157,3 +157,19 @@ fn the_stack_is_safe() {
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(deepest).unwrap().join().unwrap();
 }
+
+#[test]
+fn a_name_with_a_hyphen_is_told_how_it_is_written() {
+    let table = |name: &str| TableSchema { name: name.to_owned(), ..tables()[0].clone() };
+    let error = |sql: &str, name: &str| {
+        Sql::new(1 << 20).unwrap().plan(sql, &[table(name)], false).unwrap_err()
+    };
+    let hint = error("SELECT n FROM press-1", "press-1").hint.unwrap();
+    assert_eq!(hint, "a name with a hyphen needs quotes: \"press-1\"");
+    // Another mistake is told as what it is.
+    assert_eq!(error("SELECT n FROM \"press-1\" WHERE", "press-1").hint, None);
+    Sql::new(1 << 20)
+        .unwrap()
+        .plan("SELECT n FROM \"press-1\"", &[table("press-1")], false)
+        .unwrap();
+}

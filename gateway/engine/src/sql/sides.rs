@@ -40,6 +40,16 @@ pub struct Tables<'a> {
 }
 
 impl Tables<'_> {
+    /// The first name with a hyphen that stands in a text, but nowhere in quotes.
+    pub(super) fn unquoted(&self, sql: &str) -> Option<&str> {
+        let names = self.from.iter().map(|table| table.name.as_str());
+        let mut names = names.chain(self.lookups.iter().map(|lookup| lookup.name()));
+        names.find(|name| {
+            let quoted = format!("\"{name}\"");
+            name.contains('-') && sql.contains(name) && !sql.contains(&quoted)
+        })
+    }
+
     /// How many columns the table of a name has; of one that is not known, as many as the widest that
     /// `latest` reads.
     pub(super) fn width(&self, name: &str) -> u64 {
