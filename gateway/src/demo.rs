@@ -118,6 +118,13 @@ const ARRIVE_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the demo. Exit code 1 when a reading was lost.
 pub fn demo(args: &DemoArgs, levels: Levels) -> u8 {
+    if let (Some(lasting), Some(outage)) = (args.lasting, args.outage)
+        && outage.to > lasting.duration()
+    {
+        return fail(
+            "--outage must end before the demo does: make --for longer, or the outage shorter",
+        );
+    }
     let threads = match Threads::start() {
         Ok(threads) => threads,
         Err(error) => return fail(format_args!("cannot start threads: {error}")),

@@ -45,3 +45,15 @@ fn the_ledger_of_the_demo_is_even() {
         assert!((226.9..=233.1).contains(&volts), "230 V ± 3 V: {window}");
     }
 }
+
+/// An outage that nobody would see is a mistake of who asked for it.
+#[test]
+fn an_outage_beyond_the_demo_is_refused() {
+    let output = command(tidegate())
+        .args(["demo", "--for", "5s", "--outage", "3s..6s"])
+        .output()
+        .expect("the demo");
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("--outage must end before the demo does"), "{told}");
+}
