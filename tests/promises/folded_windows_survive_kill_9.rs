@@ -16,7 +16,7 @@ fn config(scratch: &Scratch, sql: &str) -> String {
     format!(
         "{head}
 devices:
-  - {{ name: a, table: t, driver: {{ generate: {{ every: 10ms, rows: 40, points: [ {{ name: v, value: {{ constant: 1 }} }} ] }} }} }}
+  - {{ name: a, table: t, driver: {{ generate: {{ every: 10ms, rows: 80, points: [ {{ name: v, value: {{ constant: 1 }} }} ] }} }} }}
 streams:
   - {{ name: day, from: [t], window: {{ tumbling: {{ size: 10000d }} }}, sql: \"{sql}\", to: [ {{ sink: disk }} ] }}
 sinks:
@@ -52,7 +52,7 @@ fn each_row_is_in_the_window_once() {
         });
         open = gateway.wait_status("more rows", secs(90), |status| {
             let now = rows(status);
-            (now >= before + 20_000 + 1_700 * round).then_some(now)
+            (now >= before + 36_000 + 1_700 * round).then_some(now)
         });
         gateway.kill();
     }
@@ -63,8 +63,8 @@ fn each_row_is_in_the_window_once() {
     let contents: Value = serde_json::from_str(&inspected.stdout).expect("JSON");
     let table = &contents["tables"][0];
     let held = number(table, "end") - number(table, "start");
-    // 16,384 rows make a fold; some are on their way, and the log is cut in pieces.
-    assert!(held < 40_000 && open > 60_000, "{held} rows in the log of {open} in the window");
+    // 65,536 rows make a fold; some are on their way, and the log is cut in pieces.
+    assert!(held < 75_000 && open > 108_000, "{held} rows in the log of {open} in the window");
 
     // Changed SQL: the one of before ends what it began.
     let mut gateway = Gateway::start(&scratch, &config_of("SELECT min(seq) AS low FROM t"));
@@ -78,6 +78,6 @@ fn each_row_is_in_the_window_once() {
     assert_eq!(rows.len(), 1, "{written}");
     let (n, total, top) = (rows[0].int("n"), rows[0].int("total"), rows[0].int("top"));
     // Numbers without a hole from 0 on: each once means their count and their sum.
-    assert!(n > 60_000, "{n} rows");
+    assert!(n > 108_000, "{n} rows");
     assert_eq!((top, total), (n - 1, n * (n - 1) / 2), "{written}");
 }
