@@ -4,6 +4,7 @@
 use super::*;
 use crate::calendar::{Calendar, Zone};
 use crate::stream::{FutureRule, LateReason};
+use crate::window::Bounds;
 
 const HOUR: i64 = 3_600;
 
