@@ -32,7 +32,6 @@ pub struct Batcher {
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp {
     moment: Moment,
-    at: Instant,
     /// The rows are stamped by the monotonic clock alone: their table knows what becomes of their
     /// times.
     pub unset: bool,
@@ -58,11 +57,11 @@ impl Batcher {
     /// Reads the clocks for rows, and doubts those whose time is that of the gateway alone, while that
     /// can neither be trusted nor is to be known later.
     pub fn stamp(&self, rows: &mut Rows) -> Stamp {
-        let (moment, at) = (self.clock.moment(), Instant::now());
+        let moment = self.clock.moment();
         // Rows that say their own time in a table that does not say when they came are not moved.
         let by_arrival = || self.feed || rows.times.iter().all(Option::is_none);
         let unset = moment.unset && self.wait.keeps_stamps() && by_arrival();
-        let stamp = Stamp { moment, at, unset };
+        let stamp = Stamp { moment, unset };
         if unset || moment.trust == Trust::Certain {
             return stamp;
         }
@@ -126,7 +125,7 @@ impl Stamp {
     /// The time of day of each instant.
     fn received(&self, arrived: &[Instant]) -> Vec<i64> {
         let age = |at: &Instant| {
-            i64::try_from(self.at.saturating_duration_since(*at).as_micros()).unwrap_or(0)
+            i64::try_from(self.moment.at.saturating_duration_since(*at).as_micros()).unwrap_or(0)
         };
         arrived.iter().map(|at| self.moment.time - age(at)).collect()
     }

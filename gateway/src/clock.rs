@@ -16,6 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::UNIX_EPOCH;
 
+use tokio::time::Instant;
+
 /// Tells the time of day.
 pub trait Clock: Send + Sync {
     /// Microseconds since 1970 UTC; negative before.
@@ -28,7 +30,8 @@ pub trait Clock: Send + Sync {
 
     /// Both at once, and whether the clock was ever set: what rows are stamped with.
     fn moment(&self) -> Moment {
-        Moment { time: self.now(), trust: self.trust(), unset: false }
+        let (at, time) = (Instant::now(), self.now());
+        Moment { time, at, trust: self.trust(), unset: false }
     }
 
     /// By how much the time moved when the clock was set for the first time since the start,
@@ -47,6 +50,8 @@ pub trait Clock: Send + Sync {
 pub struct Moment {
     /// Microseconds since 1970 UTC.
     pub time: i64,
+    /// The same moment on the monotonic clock, from which ages are counted.
+    pub at: Instant,
     /// How far that can be trusted.
     pub trust: Trust,
     /// The operating system's clock was never right since the process started: the time goes on as the

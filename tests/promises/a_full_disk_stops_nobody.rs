@@ -96,6 +96,10 @@ fn not_a_byte_is_free(is_killed: bool) {
     gateway.wait_status("next to nothing to wait", secs(30), |status| {
         (count(status, "sinks", "uplink", "buffered_records") < 2_000).then_some(())
     });
+    // Delivery has freed room, without a restart.
+    gateway.wait_status("the store to write again", secs(60), |status| {
+        status["store"]["stalled"].is_null().then_some(())
+    });
     assert_adds_up(part(&gateway.status()["ledger"], "sinks", "uplink"));
     assert_eq!(gateway.stop().code, Some(0));
 

@@ -10,6 +10,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -27,6 +28,10 @@ const SLOWED_MAX: i64 = 3_900_000_000;
 const SLOWED_BY: i64 = 10;
 /// So far ahead, a row's time is still good.
 const AHEAD_MAX: i64 = 1_000_000;
+/// Two readings that are no further from each other count as one moment.
+const TOGETHER: Duration = Duration::from_micros(200);
+/// So often they are tried again.
+const READINGS_MAX: u32 = 5;
 /// Readings that are closer to each other than this count from the same one, so that no fraction
 /// is lost.
 const READING_MIN: i64 = 1_000;
@@ -73,7 +78,7 @@ impl SteadyClock {
 
     fn read(&self) -> Moment {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (now, wall) = (Instant::now(), self.wall.now());
+        let (now, wall) = self.both();
         let elapsed = now.saturating_duration_since(state.read);
         let elapsed = i64::try_from(elapsed.as_micros()).unwrap_or(i64::MAX);
         let went_on = state.time.saturating_add(elapsed);
@@ -98,7 +103,21 @@ impl SteadyClock {
         if counts || is_set || next.back.is_some() {
             (state.read, state.time) = (now, next.time);
         }
-        Moment { time: next.time, trust: next.trust, unset: state.unset }
+        Moment { time: next.time, at: now, trust: next.trust, unset: state.unset }
+    }
+
+    /// Both clocks at one moment: where the process was stopped between the two readings, as on a machine
+    /// that has too much to do, once more.
+    fn both(&self) -> (Instant, i64) {
+        let (mut now, mut wall) = (Instant::now(), self.wall.now());
+        for _ in 0..READINGS_MAX {
+            let after = Instant::now();
+            if after.saturating_duration_since(now) <= TOGETHER {
+                break;
+            }
+            (now, wall) = (after, self.wall.now());
+        }
+        (now, wall)
     }
 }
 
@@ -267,6 +286,42 @@ mod tests {
         assert_eq!(clock.now(), EARLIEST);
     }
 
+    /// A wall clock before whose next reading the process is stopped, as by a machine that has too much
+    /// to do.
+    struct Stopping {
+        began: Instant,
+        stops: std::sync::atomic::AtomicBool,
+    }
+
+    impl Stopping {
+        fn at(&self, at: Instant) -> i64 {
+            DECEMBER + i64::try_from(at.duration_since(self.began).as_micros()).unwrap()
+        }
+    }
+
+    impl Clock for Stopping {
+        #[expect(clippy::disallowed_methods, reason = "a process that is stopped is what is tried")]
+        fn now(&self) -> i64 {
+            if self.stops.swap(false, Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            self.at(Instant::now())
+        }
+    }
+
+    #[test]
+    fn what_stops_between_two_readings_moves_no_stamp() {
+        let stops = std::sync::atomic::AtomicBool::new(false);
+        let wall = Arc::new(Stopping { began: Instant::now(), stops });
+        let clock = SteadyClock::over(wall.clone());
+        for _ in 0..3 {
+            wall.stops.store(true, Ordering::Relaxed);
+            let moment = clock.moment();
+            let off = moment.time - wall.at(moment.at);
+            assert!(off.abs() < 25_000, "a row of now would be stamped {off} us beside its time");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn f11_without_a_clock_the_time_is_ahead_of_the_monotonic_one_by_the_same() {
         let (clock, wall) = clocks(17 * SECOND);
@@ -277,10 +332,14 @@ mod tests {
             clock.now();
         }
         let now = DECEMBER + 10_005_000;
-        assert_eq!(clock.moment(), Moment { time: now, trust: Trust::Unknown, unset: true });
+        assert_eq!(
+            clock.moment(),
+            Moment { time: now, at: Instant::now(), trust: Trust::Unknown, unset: true }
+        );
         assert_eq!(clock.first_set(), None);
         wall.set(now + HOUR);
-        let set = Moment { time: now + HOUR, trust: Trust::Certain, unset: false };
+        let at = Instant::now();
+        let set = Moment { time: now + HOUR, at, trust: Trust::Certain, unset: false };
         assert_eq!((clock.moment(), clock.first_set()), (set, Some(HOUR)));
         // Lost and set again, it is not set for the first time.
         wall.set(17 * SECOND);
@@ -295,7 +354,8 @@ mod tests {
         clock.resume(DECEMBER);
         tokio::time::advance(Duration::from_mins(10)).await;
         wall.set(DECEMBER + 300 * SECOND);
-        let ahead = Moment { time: DECEMBER + 600 * SECOND, trust: Trust::Ahead, unset: false };
+        let (time, at) = (DECEMBER + 600 * SECOND, Instant::now());
+        let ahead = Moment { time, at, trust: Trust::Ahead, unset: false };
         assert_eq!((clock.moment(), clock.first_set()), (ahead, Some(0)));
         // A clock of two hours before is another matter: what was stored was wrong.
         let (clock, wall) = clocks(17 * SECOND);

@@ -24,9 +24,13 @@ const BEGIN: i64 = 1_000 * HOUR;
 /// A clock in the hand.
 struct Hand(Mutex<(Moment, Option<i64>)>);
 
+fn hand(time: i64, trust: Trust, unset: bool) -> Moment {
+    Moment { time, at: Instant::now(), trust, unset }
+}
+
 impl Hand {
     fn unset(time: i64) -> Arc<Self> {
-        Arc::new(Self(Mutex::new((Moment { time, trust: Trust::Unknown, unset: true }, None))))
+        Arc::new(Self(Mutex::new((hand(time, Trust::Unknown, true), None))))
     }
 
     fn right(time: i64) -> Arc<Self> {
@@ -37,7 +41,7 @@ impl Hand {
 
     /// Sets it, which moves it by so much.
     fn set(&self, time: i64, trust: Trust, by: i64) {
-        *self.0.lock().unwrap() = (Moment { time, trust, unset: false }, Some(by));
+        *self.0.lock().unwrap() = (hand(time, trust, false), Some(by));
     }
 }
 
@@ -47,7 +51,7 @@ impl Clock for Hand {
     }
 
     fn moment(&self) -> Moment {
-        self.0.lock().unwrap().0
+        Moment { at: Instant::now(), ..self.0.lock().unwrap().0 }
     }
 
     fn first_set(&self) -> Option<i64> {
