@@ -440,7 +440,12 @@ fn stream(stream: &StreamView, now: i64, unrouted: u64) -> web::StreamStatus {
             State::Failed => web::PartState::Failed,
             State::Stopped => web::PartState::Stopped,
         },
-        mode: if stream.window.is_some() { "recompute" } else { "stateless" }.to_owned(),
+        mode: match &stream.window {
+            None => "stateless",
+            Some(_) if stream.counts.incremental.load(Ordering::Relaxed) => "incremental",
+            Some(_) => "recompute",
+        }
+        .to_owned(),
         window: stream.window.as_ref().map(|window| match &stream.zone {
             Some(zone) => format!("{} in {zone}", window.summary()),
             None => window.summary(),

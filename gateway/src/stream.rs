@@ -11,13 +11,13 @@ mod reading;
 mod routers;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use tidegate_engine::store::{Commit, Store, StreamProgress};
-use tidegate_engine::{Counts, Effects, Event, Lookup, Query, Sql, Stream, StreamSpec};
+use tidegate_engine::{Counts, Effects, Event, Lookup, Mode, Query, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
@@ -41,6 +41,8 @@ pub struct StreamCounts {
     pub queue_len: AtomicU64,
     /// Plans made: one, and one more for each start after a failure.
     pub plans: AtomicU64,
+    /// As it was planned last, rows are folded into states.
+    pub incremental: AtomicBool,
     /// What the engine had counted when the process started.
     pub before: OnceLock<Counts>,
 }
@@ -190,6 +192,8 @@ impl StreamPart {
         let sql = self.sql.share(self.sql_memory, self.sql_time);
         let query = sql.and_then(|sql| self.spec.plan_with(&sql, &self.sql_text, &self.lookups));
         let mut query = query.map_err(|e| format!("SQL: {e}"))?;
+        let is_incremental = *query.mode() == Mode::Incremental;
+        self.counts.incremental.store(is_incremental, Ordering::Relaxed);
         for lookup in query.lookups() {
             // Its rows are in the log meanwhile: none is joined with a table that is not there.
             if timeout(LOOKUP_WAIT, lookup.loaded()).await.is_err() {

@@ -45,6 +45,9 @@ fn each_row_is_in_the_window_once() {
             assert!(parts.iter().all(|key| number(hop, key) == 0), "{hop}");
             number(hop, "open")
         };
+        gateway.wait_status("to hold states", secs(30), |status| {
+            (part(status, "streams", "day")["mode"] == "incremental").then_some(())
+        });
         let before = gateway.wait_status("its window", secs(30), |status| {
             (status["ledger"]["streams"].as_array().is_some_and(|s| !s.is_empty()))
                 .then(|| rows(status))

@@ -326,7 +326,7 @@ pub struct StreamStatus {
     pub name: String,
     /// Where it stands; `failed` where its query cannot run.
     pub state: PartState,
-    /// How its query is computed, such as `stateless` or `recompute`.
+    /// How its query is computed, `stateless`, `incremental` or `recompute`.
     pub mode: String,
     /// Its window in words, such as `tumbling 10s`; none for a stateless stream.
     pub window: Option<String>,

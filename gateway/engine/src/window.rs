@@ -9,6 +9,8 @@ use crate::calendar::Calendar;
 
 /// Windows of more panes are computed from their rows: states of so few rows each would save nothing.
 pub const PANES_MAX: i64 = 16_384;
+/// The same where size is no multiple of step: a window of 803 s every 400 s would be made of 803.
+const UNEVEN_PANES_MAX: i64 = 64;
 
 /// How far a row may be behind the watermark, in microseconds, where functions go by the order of rows
 /// and the states of a long window are made as time passes. Rows wait so long before they are folded.
@@ -198,14 +200,25 @@ impl Window {
     /// Of how many panes the longest aligned window is made; 1 for others.
     pub fn panes(&self) -> i64 {
         match *self {
-            Self::Hopping { size, .. } | Self::Cumulative { size, .. } => size / self.pane_size(),
+            // What has no pane is refused, but may be looked at before.
+            Self::Hopping { size, .. } | Self::Cumulative { size, .. } => {
+                size / self.pane_size().max(1)
+            }
             // A day may have an hour more.
             Self::Calendar { days, step: Some(step) } => {
                 let span = days.span_of(0);
-                (span.end - span.start + HOUR) / step + 1
+                (span.end - span.start + HOUR) / step.max(1) + 1
             }
             _ => 1,
         }
+    }
+
+    /// Whether its panes are only as long as what size and step have in common, and so many that their
+    /// states would weigh as much as their rows.
+    pub fn is_uneven(&self) -> bool {
+        let uneven =
+            matches!(*self, Self::Hopping { size, step, .. } if step > 0 && size % step != 0);
+        uneven && self.panes() > UNEVEN_PANES_MAX
     }
 
     /// Length of an aligned window's pane; 1 for others.
@@ -457,6 +470,34 @@ mod tests {
         }
         assert_eq!(Window::Hopping { size: 10, step: 10, offset: 0 }.problem(), None);
         assert_eq!(Window::Cumulative { size: 12, step: 4 }.problem(), None);
+    }
+
+    #[test]
+    fn what_has_no_pane_can_be_looked_at() {
+        let (size, step, offset) = (10, 0, 0);
+        for window in [
+            Window::Hopping { size: 0, step, offset },
+            Window::Hopping { size, step, offset },
+            Window::Cumulative { size: 0, step },
+            Window::Cumulative { size, step },
+        ] {
+            assert!(window.panes() <= size && !window.is_uneven(), "{window:?}");
+        }
+    }
+
+    /// (size, step), and whether its panes are many and short.
+    #[test]
+    fn windows_of_many_short_panes_are_known() {
+        for (size, step, many) in [
+            (803, 400, true),
+            (800, 400, false),
+            (25, 10, false),
+            (3_600, 10, false),
+            (65, 64, true),
+        ] {
+            let window = Window::Hopping { size, step, offset: 0 };
+            assert_eq!(window.is_uneven(), many, "{size} every {step}");
+        }
     }
 
     proptest! {

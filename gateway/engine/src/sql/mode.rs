@@ -67,6 +67,11 @@ impl Query {
             "rows on which it fails go to `on_error`".to_owned()
         } else if !window.is_aligned() {
             "windows of this kind are made of their rows".to_owned()
+        } else if window.is_uneven() {
+            let panes = window.panes();
+            format!(
+                "its size is no multiple of its step, so that its windows are made of {panes} short panes"
+            )
         } else if window.panes() > PANES_MAX {
             let panes = window.panes();
             format!("its windows are made of {panes} panes, which is more than {PANES_MAX}")
