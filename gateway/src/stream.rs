@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
-use tidegate_engine::store::{Commit, Store, StreamProgress};
+use tidegate_engine::store::{Commit, Store, StoredStates, StreamProgress};
 use tidegate_engine::{Counts, Effects, Event, Lookup, Mode, Query, Sql, Stream, StreamSpec};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
@@ -265,10 +265,17 @@ impl StreamPart {
 
     /// The stream where `progress` left it, before its logs are read.
     async fn resume(&self, query: Query, progress: &StreamProgress) -> Result<Stream, String> {
-        let states = self.store.states(&self.name).await;
-        let states = states.map_err(|e| format!("its states: {e}"))?;
+        let stored = self.store.states(&self.name).await;
+        let StoredStates { whole, damaged } = stored.map_err(|e| format!("its states: {e}"))?;
+        if !damaged.is_empty() {
+            let (damaged, all) = (damaged.len(), damaged.len() + whole.len());
+            self.failed(&format!(
+                "{damaged} of the {all} states that are stored of its windows are damaged"
+            ));
+        }
         let (spec, now) = (self.spec.clone(), self.clock.now());
-        Stream::restore_with(spec, query, &progress.state, &states, now).map_err(|e| e.to_string())
+        Stream::restore_damaged(spec, query, &progress.state, &whole, &damaged, now)
+            .map_err(|e| e.to_string())
     }
 
     /// Ends the windows whose rows were folded for other SQL than `query`, by that SQL, and makes
@@ -328,6 +335,14 @@ impl StreamPart {
             let due = due.map(|micros| Duration::from_micros(micros.unsigned_abs()));
             let pause = due.map_or(HEARTBEAT, |due| due.min(HEARTBEAT));
             let mut commit = Commit { wait: self.sync_each, ..Commit::default() };
+            let anew = self.store.take_spoiled(&self.name);
+            if anew {
+                tracing::warn!(
+                    stream = &*self.name,
+                    "states that are damaged in the store are stored anew"
+                );
+                stream.store_anew();
+            }
             tokio::select! {
                 // Rows that are there come before time that has passed.
                 biased;
@@ -343,7 +358,7 @@ impl StreamPart {
                 }
                 () = tokio::time::sleep(pause) => {
                     listening.look(stream, self.feeds_down(), self.idle_after);
-                    if due.is_none_or(|due| due > pause) {
+                    if !anew && due.is_none_or(|due| due > pause) {
                         continue;
                     }
                     self.apply(stream, Event::Tick, &mut commit).await?;

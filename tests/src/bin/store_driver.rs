@@ -251,8 +251,9 @@ async fn verify(dir: &Path) -> Result<(), Failure> {
 /// The stream's states: key, text.
 async fn kept_states(store: &Store) -> Result<Value, Failure> {
     let states = store.states(STREAM).await?;
-    let states = states.iter().map(|(key, bytes)| json!([key, String::from_utf8_lossy(bytes)]));
-    Ok(states.collect())
+    let whole =
+        states.whole.iter().map(|(key, bytes)| json!([key, String::from_utf8_lossy(bytes)]));
+    Ok(whole.chain(states.damaged.iter().map(|key| json!([key, null]))).collect())
 }
 
 fn positions(positions: &[(Arc<str>, u64)]) -> Value {

@@ -313,6 +313,14 @@ impl Memory {
         changes.collect()
     }
 
+    /// What was saved is damaged: every part is a change again.
+    pub(crate) fn store_anew(&self) {
+        for slot in &self.slots {
+            let keys = &mut *slot.keys();
+            keys.unsaved.extend(keys.entries.keys().map(|key| part_of(key)));
+        }
+    }
+
     /// The present changes are on their way into the store.
     pub(crate) fn saved(&self) {
         for slot in &self.slots {

@@ -69,7 +69,7 @@ impl Committer {
                 answer(reply, Ok(rows));
             }
             Ask::States { stream, reply } => {
-                let found = contained(|| states::read(&mut self.book, &stream));
+                let found = states::read(&mut self.book, &stream);
                 self.shared.show(self.figures());
                 answer(reply, found.map_err(|trouble| self.unreadable(&trouble)));
             }
@@ -97,6 +97,13 @@ impl Committer {
                 self.shared.show(self.figures());
                 answer(reply, compacted.map_err(|trouble| self.unreadable(&trouble)));
             }
+        }
+    }
+
+    /// Tells the streams of which a state was found damaged.
+    pub(super) fn tell_spoiled(&mut self) {
+        if !self.book.spoiled.is_empty() {
+            self.shared.spoiled.add(std::mem::take(&mut self.book.spoiled));
         }
     }
 

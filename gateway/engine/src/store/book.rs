@@ -132,6 +132,8 @@ pub(super) struct Book {
     pub(super) states: States,
     /// States that the checkpoint has and nobody needs.
     pub(super) states_gone: BTreeSet<(Arc<str>, u64)>,
+    /// Streams of which a state was found damaged, and that were not told yet.
+    pub(super) spoiled: BTreeSet<Arc<str>>,
     pub(super) frames: VecDeque<Frame>,
     /// The frame being made: room for the header, then entries.
     pub(super) draft: Vec<u8>,
@@ -162,6 +164,7 @@ impl Book {
             letters_gone: Vec::new(),
             states: States::new(),
             states_gone: BTreeSet::new(),
+            spoiled: BTreeSet::new(),
             frames: VecDeque::new(),
             draft: vec![0; HEADER],
             draft_live: 0,

@@ -204,6 +204,7 @@ impl Committer {
                 self.rest(turn.flush);
             }
             self.verify_some();
+            self.tell_spoiled();
             self.shared.show(self.figures());
             if turn.close {
                 match &self.stats.stalled {

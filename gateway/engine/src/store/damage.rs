@@ -130,6 +130,13 @@ impl Damage {
         );
     }
 
+    /// Another value has taken the place of what may have been bad: it counts anew.
+    pub(super) fn mended(&mut self, key: impl FnOnce() -> Vec<u8>) {
+        if !self.seen.is_empty() {
+            self.seen.remove(&key());
+        }
+    }
+
     /// Rows `from .. to` should be there and are not.
     pub(super) fn gap(&mut self, kind: Kind, name: &str, from: u64, to: u64) {
         // One byte more than any key of ours, so that it never meets one of `bad`.

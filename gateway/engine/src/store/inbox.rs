@@ -17,6 +17,7 @@ use super::damage::Trouble;
 use super::format::row_bytes;
 use super::outbox;
 use super::state::State;
+use super::states::Spoiled;
 use super::turns::{Holding, Pace};
 use super::work::{Ask, Coming, Order, Pending, Refusal, Work, answer, droppable};
 use crate::bytes::batch_bytes;
@@ -87,6 +88,7 @@ pub(super) struct Shared {
     pub(super) epoch: u64,
     pub(super) queue: usize,
     pub(super) commit_bytes: usize,
+    pub(super) spoiled: Spoiled,
 }
 
 /// What the running configuration claims of the store. Replaced as a whole: who holds one sees one
@@ -141,6 +143,7 @@ impl Shared {
             epoch: state.meta.epoch,
             queue,
             commit_bytes: options.commit_bytes,
+            spoiled: Spoiled::default(),
             view: Mutex::new(View { state, stats: StoreStats::default() }),
         }
     }

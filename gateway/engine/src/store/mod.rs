@@ -53,6 +53,8 @@ pub use border::{
     StreamProgress, TableContents, TableLayout, Ticket, Verified, WhenFull,
 };
 
+pub use states::StoredStates;
+
 pub use stamps::{BootTime, LATEST, Stamps, doubted, moved};
 
 use std::sync::Arc;
@@ -60,7 +62,6 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use arrow::record_batch::RecordBatch;
-use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use committer::Committer;
@@ -174,13 +175,17 @@ impl Store {
         self.shared.state().progress.get(stream).map(|progress| (**progress).clone())
     }
 
-    /// The states of a stream, as of its newest progress, in the order of their keys. Cancel safe.
-    ///
-    /// An error means that one of them cannot be read. Opening the store again then finds the
-    /// stream's progress lost, under a new epoch.
-    pub async fn states(&self, stream: &str) -> Result<Vec<(u64, Bytes)>, StoreError> {
+    /// The states of a stream, as of its newest progress, and which of them are damaged. An error means
+    /// that the device does not answer. Cancel safe.
+    pub async fn states(&self, stream: &str) -> Result<StoredStates, StoreError> {
         let stream = Arc::from(stream);
         self.ask(|reply| Ask::States { stream, reply }).await
+    }
+
+    /// Whether a stored state of a stream was found damaged since this was last asked. Who holds its
+    /// states in memory loses nothing by putting all of them into the next commit.
+    pub fn take_spoiled(&self, stream: &str) -> bool {
+        self.shared.spoiled.take(stream)
     }
 
     /// The position that the next row of `table` must have; rows in the queue included.

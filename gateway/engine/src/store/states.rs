@@ -7,16 +7,53 @@
 //! mark is seen when the store is opened, and its progress is lost: a state of another moment would
 //! be a wrong value. Knows no meaning of a key.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 
 use super::book::{Book, Place};
 use super::border::StateChange;
-use super::damage::Trouble;
+use super::damage::{Trouble, contained};
 use super::format::{Entry, Kind, SEAL_BYTES, key, seal_of, unseal};
+use super::inbox::lock;
 use super::state::State;
+
+/// The states of a stream as they are found in the store.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoredStates {
+    /// Keys and values, in the order of the keys.
+    pub whole: Vec<(u64, Bytes)>,
+    /// Keys of those that failed their check, which is counted. They stay until a commit removes them
+    /// or puts others in their place; before that, the next start finds the progress lost.
+    pub damaged: Vec<u64>,
+}
+
+/// Streams of which a state was found damaged, until they ask.
+#[derive(Debug, Default)]
+pub(super) struct Spoiled {
+    any: AtomicBool,
+    streams: Mutex<BTreeSet<Arc<str>>>,
+}
+
+impl Spoiled {
+    pub(super) fn add(&self, streams: BTreeSet<Arc<str>>) {
+        lock(&self.streams).extend(streams);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Whether there was any of this stream since it was last asked.
+    pub(super) fn take(&self, stream: &str) -> bool {
+        if !self.any.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut streams = lock(&self.streams);
+        let found = streams.remove(stream);
+        self.any.store(!streams.is_empty(), Ordering::Release);
+        found
+    }
+}
 
 /// A state that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +147,7 @@ pub(super) fn apply<'a>(
             let at = u32::try_from(at).unwrap_or(u32::MAX);
             let frame = Some(Place::Frame { sequence: book.sequence, at });
             let kept = keep(book, stream, key, Kept { frame, in_tree: false, crc, length });
+            book.damage.mended(|| super::format::key(Kind::State, stream, key));
             mark.add(key, &kept);
         }
     }
@@ -149,7 +187,7 @@ pub(super) fn take_all(book: &mut Book, stream: &Arc<str>) {
 /// The streams whose states are not those that their progress was written with.
 pub(super) fn unfit(book: &Book, state: &State) -> Vec<Arc<str>> {
     let streams = book.states.keys().chain(state.progress.keys()).chain(state.marks.keys());
-    let streams: std::collections::BTreeSet<&Arc<str>> = streams.collect();
+    let streams: BTreeSet<&Arc<str>> = streams.collect();
     let fits = |stream: &Arc<str>| {
         let mark = state.marks.get(stream).copied().unwrap_or_default();
         mark == Mark::of(book.states.get(stream))
@@ -174,38 +212,69 @@ pub(super) fn sealed(book: &mut Book, stream: &str, number: u64) -> Option<Vec<u
     let kept = *book.states.get(stream)?.get(&number)?;
     let at = key(Kind::State, stream, number);
     let length = 2 + at.len() + SEAL_BYTES + usize::try_from(kept.length).ok()?;
-    let mut bytes = book.entry(&at, kept.frame?, length)?;
-    bytes.drain(..2 + at.len());
-    is_kept(&kept, &bytes).then_some(bytes)
+    let value = book.entry(&at, kept.frame?, length).map(|mut bytes| {
+        bytes.drain(..2 + at.len());
+        bytes
+    });
+    whole(book, stream, &at, kept, value)
 }
 
-fn is_kept(kept: &Kept, value: &[u8]) -> bool {
-    seal_of(value) == Some((kept.crc, kept.length))
+/// The value if it is what was kept. Another one is counted, and so is none, and the stream is told.
+fn whole(
+    book: &mut Book,
+    stream: &str,
+    at: &[u8],
+    kept: Kept,
+    value: Option<Vec<u8>>,
+) -> Option<Vec<u8>> {
+    let value = value.unwrap_or_default();
+    if unseal(at, &value).is_some() && seal_of(&value) == Some((kept.crc, kept.length)) {
+        return Some(value);
+    }
+    book.damage.bad(at, &value);
+    book.spoiled.insert(Arc::from(stream));
+    None
 }
 
-/// All states of a stream, in the order of their keys. An error means that one of them cannot be
-/// read: it is counted, and all of them are useless.
-pub(super) fn read(book: &mut Book, stream: &str) -> Result<Vec<(u64, Bytes)>, Trouble> {
+/// All states of a stream. An error means that the device does not answer; nothing is lost by it.
+pub(super) fn read(book: &mut Book, stream: &str) -> Result<StoredStates, Trouble> {
     let keys: Vec<u64> =
         book.states.get(stream).into_iter().flat_map(|s| s.keys().copied()).collect();
-    keys.into_iter().map(|key| Ok((key, read_one(book, stream, key)?))).collect()
+    let mut found = StoredStates::default();
+    for key in keys {
+        match read_one(book, stream, key)? {
+            Some(bytes) => found.whole.push((key, bytes)),
+            None => found.damaged.push(key),
+        }
+    }
+    Ok(found)
 }
 
-/// Reads one state, from its frame or from the tree.
-pub(super) fn read_one(book: &mut Book, stream: &str, number: u64) -> Result<Bytes, Trouble> {
-    let lost = || Trouble::Damaged(format!("state {number} of {stream} is not what was stored"));
-    let kept = book.states.get(stream).and_then(|states| states.get(&number)).copied();
-    let kept = kept.ok_or_else(lost)?;
-    if kept.frame.is_some() {
-        let value = sealed(book, stream, number).ok_or_else(lost)?;
-        return Ok(Bytes::from(value).slice(SEAL_BYTES..));
-    }
-    let at = key(Kind::State, stream, number);
-    let found = book.files.records()?.get_owned(at.as_slice())?;
-    let value = found.as_ref().map_or(&[][..], |found| found.value());
-    let body = unseal(&at, value).filter(|_| is_kept(&kept, value)).map(Bytes::copy_from_slice);
-    if body.is_none() {
-        book.damage.bad(&at, value);
-    }
-    body.ok_or_else(lost)
+/// Reads one state, from its frame or from the tree; `None` when it is not what was written, which is
+/// counted.
+pub(super) fn read_one(
+    book: &mut Book,
+    stream: &str,
+    number: u64,
+) -> Result<Option<Bytes>, Trouble> {
+    let Some(kept) = book.states.get(stream).and_then(|states| states.get(&number)).copied() else {
+        return Ok(None);
+    };
+    let value = if kept.frame.is_some() {
+        sealed(book, stream, number)
+    } else {
+        let at = key(Kind::State, stream, number);
+        let found = contained(|| {
+            let found = book.files.records()?.get_owned(at.as_slice())?;
+            Ok(found.map(|found| found.value().to_vec()))
+        });
+        let value = match found {
+            Ok(value) => value,
+            // The tree around it is broken.
+            Err(Trouble::Damaged(_)) => None,
+            Err(trouble) => return Err(trouble),
+        };
+        whole(book, stream, &at, kept, value)
+    };
+    Ok(value.map(|value| Bytes::from(value).slice(SEAL_BYTES..)))
 }

@@ -117,7 +117,7 @@ impl Verifying {
         let (key, length) = (*key, kept.length);
         self.after = Some(key);
         if let Err(trouble) = states::read_one(book, stream, key) {
-            tracing::error!(reason = trouble.text(), "a state does not pass its check");
+            tracing::error!(reason = trouble.text(), "a state cannot be read");
         }
         Some(u64::from(length).max(1))
     }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::record_batch::RecordBatch;
-use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::border::{Commit, Lanes, Layout, OutboxRow, Rejected, StoreError, Verified, WhenFull};
 use super::log::Wanted;
 use super::state::State;
+use super::states::StoredStates;
 
 /// The answer to a question that the thread reads from the file.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -31,7 +31,7 @@ pub(super) enum Ask {
     },
     States {
         stream: Arc<str>,
-        reply: Reply<Vec<(u64, Bytes)>>,
+        reply: Reply<StoredStates>,
     },
     Rejected {
         sink: Arc<str>,

@@ -65,6 +65,8 @@ pub(super) struct Folding {
     size: Size,
     /// Bytes that the stream may hold.
     memory_max: usize,
+    /// What is stored is damaged: all of it is to be written again.
+    anew: bool,
 }
 
 impl Aligned {
@@ -86,6 +88,7 @@ impl Aligned {
             limits: Limits::new(memory_max),
             size: Size::default(),
             memory_max,
+            anew: false,
         });
         Self {
             open: OpenEnds::new(window.end_step()),
@@ -259,10 +262,12 @@ impl Aligned {
                 size = self.pieces.get(&key).and_then(Piece::size).unwrap_or(size);
             }
         }
+        let mut anew = false;
         if let Some(folding) = &mut self.folding {
             folding.size = size;
+            anew = folding.anew;
         }
-        if folded && may_store {
+        if (folded || anew) && may_store {
             self.store(query).await;
         }
     }
@@ -306,7 +311,8 @@ impl Aligned {
     /// enough more than the states. All or nothing: a state stands for its rows up to one position,
     /// and up to one time where they go by their order.
     async fn store(&mut self, query: &mut Query) {
-        if !self.pays() {
+        let anew = self.is_anew();
+        if !anew && !self.pays() {
             return;
         }
         let has_rows = |(key, piece): (&Key, &Piece)| (piece.weight().rows > 0).then_some(*key);
@@ -317,11 +323,14 @@ impl Aligned {
                 return;
             }
         }
-        let pays = self.pays();
+        let pays = anew || self.pays();
         let Some(folding) = self.folding.as_mut().filter(|_| pays) else {
             return;
         };
-        let is_new = |(key, piece): (&Key, &Piece)| (piece.weight().unstored > 0).then_some(*key);
+        let is_new = |(key, piece): (&Key, &Piece)| {
+            let again = anew && piece.stored().is_some();
+            (again || piece.weight().unstored > 0).then_some(*key)
+        };
         let keys: Vec<Key> = self.pieces.iter().filter_map(is_new).collect();
         let mut written = Vec::with_capacity(keys.len());
         for key in keys {
@@ -341,7 +350,18 @@ impl Aligned {
             piece.is_stored(folding.snapshots.put(piece.stored(), bytes));
             self.weight.add(piece.weight());
         }
+        folding.anew = false;
         self.passed.is_stored();
+    }
+
+    /// Whether all states are to be written again, and there are any.
+    fn is_anew(&mut self) -> bool {
+        let stores = self.stores();
+        let Some(folding) = &mut self.folding else {
+            return false;
+        };
+        folding.anew &= stores;
+        folding.anew
     }
 
     /// Takes out the earliest window if the watermark `mark` has come to its end.
@@ -430,6 +450,13 @@ impl Aligned {
     /// Whether states of pieces are stored, or will be with the next progress.
     pub(super) fn stores(&self) -> bool {
         self.pieces.values().any(|piece| piece.stored().is_some())
+    }
+
+    /// What is stored is damaged: with the next fold all of it is written again, as of then.
+    pub(super) fn store_anew(&mut self) {
+        if let Some(folding) = &mut self.folding {
+            folding.anew = true;
+        }
     }
 
     /// What has changed of the stored states since it was last taken.

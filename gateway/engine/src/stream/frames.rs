@@ -347,6 +347,15 @@ impl Frames {
         }
     }
 
+    /// Says every state again, as soon as all of them can be of one moment.
+    pub(super) fn store_anew(&mut self) {
+        match self {
+            Self::Aligned(aligned) => aligned.store_anew(),
+            Self::Keyed(keyed) => keyed.store_anew(),
+            Self::Sliding(_) | Self::Counted(_) => {}
+        }
+    }
+
     /// Those changes are on their way into the store, by whose progress rows are read again from
     /// `needed` on.
     pub(super) fn submitted(&mut self, needed: &[u64]) {

@@ -78,6 +78,10 @@ impl Windows {
         self.by_key.get_mut(key as usize)?.as_deref_mut()
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Growing)> {
+        (0..).zip(&mut self.by_key).filter_map(|(key, window)| Some((key, window.as_deref_mut()?)))
+    }
+
     /// Adds the window of a key that has none.
     pub(super) fn put(&mut self, key: u32, window: Growing) {
         let at = key as usize;

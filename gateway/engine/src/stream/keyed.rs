@@ -353,6 +353,14 @@ impl Keyed {
         out
     }
 
+    /// What is stored is damaged: says all of it again.
+    pub(super) fn store_anew(&mut self) {
+        for (key, open) in self.open.iter_mut() {
+            self.pieces.remove(&open.late.gather());
+            self.changed.insert(open.number, key);
+        }
+    }
+
     /// Those changes are on their way into the store.
     pub(super) fn submitted(&mut self) {
         self.gone.clear();

@@ -68,6 +68,13 @@ impl Late {
         Some(out.into())
     }
 
+    /// Takes all rows back into the window's own state; gives back the numbers of its pieces, which
+    /// are of no use any more.
+    pub(super) fn gather(&mut self) -> Vec<u64> {
+        self.latest = self.all.iter().copied().collect();
+        std::mem::take(&mut self.pieces)
+    }
+
     /// Takes up a piece that is stored under `number`.
     pub(super) fn join(&mut self, number: u64, rows: Vec<Missed>) {
         self.pieces.push(number);

@@ -2,6 +2,7 @@
 //! any batching and a restart at any point.
 
 mod beside;
+mod damaged;
 mod kinds;
 mod memory;
 mod missed;

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use super::disk::Disk;
 use super::{
     Commit, Layout, LogRows, OutboxRow, OutboxRows, Recovery, SinkLayout, StateChange, Store,
-    StoreError, StoreOptions, StreamProgress, TableLayout, Ticket, WhenFull,
+    StoreError, StoreOptions, StoredStates, StreamProgress, TableLayout, Ticket, WhenFull,
 };
 use fake::FakeDisk;
 
@@ -118,7 +118,8 @@ fn changes(texts: &[(u64, &str)], gone: &[u64]) -> Vec<StateChange> {
 
 /// The states of stream `s` as texts, without the spaces before them.
 async fn states(store: &Store) -> Vec<(u64, String)> {
-    let states = store.states("s").await.unwrap();
+    let StoredStates { whole: states, damaged } = store.states("s").await.unwrap();
+    assert!(damaged.is_empty(), "{damaged:?}");
     let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap().trim().to_owned();
     states.into_iter().map(|(key, bytes)| (key, text(bytes))).collect()
 }

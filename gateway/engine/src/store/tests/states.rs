@@ -47,7 +47,7 @@ async fn states_are_those_of_the_last_commit_across_restarts() {
     let (store, recovery) = open(&disk).unwrap();
     assert_eq!(recovery, Recovery { clean: true, ..Recovery::default() });
     assert_eq!(states(&store).await, texts(&[(1, "again"), (3, "C"), (u64::MAX, "z")]));
-    assert_eq!(store.states("nobody").await.unwrap(), []);
+    assert_eq!(store.states("nobody").await.unwrap(), StoredStates::default());
 }
 
 /// Several commits of a stream become one frame: the progress of the last one needs what all of them
@@ -103,7 +103,7 @@ async fn states_may_be_larger_than_the_ring() {
     }
     let (cut, recovery) = open(&disk.power_cut(None)).unwrap();
     assert_eq!(recovery.corrupt_records, 0);
-    assert_eq!(cut.states("s").await.unwrap(), [0, 1, 2, 3].map(|key| (key, large(2))));
+    assert_eq!(cut.states("s").await.unwrap().whole, [0, 1, 2, 3].map(|key| (key, large(2))));
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn states_that_no_frame_can_hold_are_refused() {
 }
 
 async fn states_count(store: &Store) -> usize {
-    store.states("s").await.unwrap().len()
+    store.states("s").await.unwrap().whole.len()
 }
 
 /// Streams `s` and `o` with two states each, in the checkpoint.
@@ -169,7 +169,7 @@ async fn p03_a_rotten_state_costs_its_own_stream_and_is_told() {
         store.progress("o"),
         Some(StreamProgress { stream: "o".into(), ..progress(b"o", 0, 0) })
     );
-    let others = store.states("o").await.unwrap();
+    let others = store.states("o").await.unwrap().whole;
     assert_eq!(others, [(1, Bytes::from("other")), (9, Bytes::from("nine"))]);
     commit(&store, step(1, changes(&[(2, "new")], &[]))).await.unwrap();
     store.close().await.unwrap();
@@ -236,7 +236,7 @@ async fn p03_a_state_that_rots_in_the_ring_is_missed_unless_it_is_written_again(
         let (store, _) = open(&disk).unwrap();
         commit(&store, step(1, changes(&[(1, "first"), (2, "second")], &[]))).await.unwrap();
         flip(&disk, RING, b"second");
-        assert!(matches!(store.states("s").await, Err(StoreError::Unreadable { .. })));
+        assert_eq!(store.states("s").await.unwrap().damaged, [2]);
         go_round(&store).await;
         if again {
             commit(&store, step(2, changes(&[(2, "third")], &[]))).await.unwrap();
@@ -250,4 +250,66 @@ async fn p03_a_state_that_rots_in_the_ring_is_missed_unless_it_is_written_again(
         let expected = if again { texts(&[(1, "first"), (2, "third")]) } else { vec![] };
         assert_eq!(states(&store).await, expected);
     }
+}
+
+/// What a stream that runs does when it is told: it has its states in memory, and loses nothing.
+#[tokio::test]
+async fn p03_a_state_that_rots_before_the_checkpoint_is_told_once_and_written_anew() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    let both = || changes(&[(1, "first"), (2, "second")], &[]);
+    for round in 1..=2 {
+        commit(&store, step(round, both())).await.unwrap();
+        flip(&disk, RING, b"second");
+        assert!(!store.take_spoiled("s"), "nobody has read it");
+        go_round(&store).await;
+        answered(&store).await;
+        assert_eq!((store.take_spoiled("o"), store.take_spoiled("s")), (false, true));
+        assert!(!store.take_spoiled("s"), "told once");
+        assert_eq!(store.stats().corrupt_records, round, "and counted once");
+    }
+    commit(&store, step(3, both())).await.unwrap();
+    go_round(&store).await;
+    answered(&store).await;
+    assert_eq!((store.take_spoiled("s"), store.stats().corrupt_records), (false, 2));
+    let expected = texts(&[(1, "first"), (2, "second")]);
+    let (cut, recovery) = open(&disk.power_cut(None)).unwrap();
+    assert_eq!((recovery.corrupt_records, recovery.progress_lost, cut.epoch()), (0, vec![], 7));
+    assert_eq!(states(&cut).await, expected);
+    store.close().await.unwrap();
+    let (store, recovery) = open(&disk).unwrap();
+    assert_eq!(recovery, Recovery { clean: true, ..Recovery::default() });
+    assert_eq!(states(&store).await, expected);
+}
+
+/// A stream that had failed could never be built again until the whole gateway was restarted: each try
+/// met the same damaged state.
+#[tokio::test]
+async fn p03_a_state_that_rots_in_the_checkpoint_is_named_and_can_be_let_go() {
+    let disk = two_streams().await;
+    let (store, _) =
+        open_with(&disk, &StoreOptions { cache_bytes: 0, ..options() }, layout()).unwrap();
+    flip(&disk, TREE, b"second");
+    let whole = vec![(1, Bytes::from("first"))];
+    for _ in 0..3 {
+        let found = store.states("s").await.unwrap();
+        assert_eq!(found, StoredStates { whole: whole.clone(), damaged: vec![2] });
+        assert_eq!(store.stats().corrupt_records, 1, "counted once");
+    }
+    let others = store.states("o").await.unwrap();
+    assert_eq!((others.whole.len(), others.damaged.len()), (2, 0));
+    assert!(store.take_spoiled("s") && !store.take_spoiled("o"));
+    let quarantine = disk.read("quarantine").unwrap().unwrap();
+    assert!(quarantine.windows(6).any(|at| at == b"cecond"), "a copy of it: s is c with that bit");
+    commit(&store, step(2, changes(&[], &[2]))).await.unwrap();
+    assert_eq!(states(&store).await, texts(&[(1, "first")]));
+    let (cut, recovery) = open(&disk.power_cut(None)).unwrap();
+    assert_eq!((recovery.corrupt_records, recovery.progress_lost, cut.epoch()), (0, vec![], 7));
+    assert_eq!(states(&cut).await, texts(&[(1, "first")]));
+    go_round(&store).await;
+    store.close().await.unwrap();
+    let (store, recovery) = open(&disk).unwrap();
+    assert_eq!(recovery, Recovery { clean: true, ..Recovery::default() });
+    assert_eq!(store.progress("s").unwrap().state, 2_u64.to_le_bytes());
+    assert_eq!(states(&store).await, texts(&[(1, "first")]));
 }

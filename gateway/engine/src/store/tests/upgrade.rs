@@ -134,7 +134,7 @@ async fn a_store_of_format_2_opens_with_all_that_it_holds() {
             .collect();
         assert_eq!((numbers, store.log_end("made")), (vec![36, 37, 38, 39], 40), "{run}");
         assert_eq!(store.count("source/made/accepted"), 40, "{run}");
-        assert_eq!(store.states("sums").await.unwrap(), [], "{run}");
+        assert_eq!(store.states("sums").await.unwrap(), StoredStates::default(), "{run}");
         store.close().await.unwrap();
     }
 }
