@@ -31,8 +31,25 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// How long reading or writing the whole store may take.
 const MAINTENANCE_MAX: Duration = Duration::from_mins(10);
 
+/// What is to be done to a store that nobody runs on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Intent {
+    /// Nothing: the folder stays as it is, also where it was copied there or needs repair.
+    Look,
+    Change,
+}
+
+/// Looks at the store in `folder` and gives the exit code. Nothing in the folder changes.
+pub(super) fn looking(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
+    run(folder, Intent::Look, work)
+}
+
 /// Does something with the store in `folder` and gives the exit code.
 pub(super) fn with(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
+    run(folder, Intent::Change, work)
+}
+
+fn run(folder: &Path, intent: Intent, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -45,12 +62,12 @@ pub(super) fn with(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> 
             fail(format_args!("{}: {error}; are you the gateway's user?", socket.display()))
         }
         // Nobody listens there.
-        Err(_) => runtime.block_on(alone(folder, work)),
+        Err(_) => runtime.block_on(alone(folder, intent, work)),
     }
 }
 
 /// The same with a store that nobody runs on.
-async fn alone(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
+async fn alone(folder: &Path, intent: Intent, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
     if !is_store(folder) {
         let error = format_args!(
             "there is no store in {}\n  hint: is this the folder of `store.path`? See --store",
@@ -58,7 +75,7 @@ async fn alone(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
         );
         return fail(error);
     }
-    let (store, recovery) = match open(folder).await {
+    let (store, recovery) = match open(folder, intent).await {
         Ok(opened) => opened,
         Err(error @ StoreError::Locked { .. }) => {
             let hint = "and it does not answer on its control socket; try again, or stop it";
@@ -69,7 +86,9 @@ async fn alone(folder: &Path, work: impl AsyncFnOnce(&dyn Keeper) -> u8) -> u8 {
     };
     let code = work(&StoreKeeper::alone(store.clone(), recovery)).await;
     let closed = store.close().await;
-    give_back(folder);
+    if intent == Intent::Change {
+        give_back(folder);
+    }
     match closed {
         Ok(()) => code,
         Err(error) => fail(format_args!("store: {error}")).max(code),
@@ -116,9 +135,15 @@ fn is_store(folder: &Path) -> bool {
 }
 
 /// Opens a store without a configuration. Nothing in it gives way: no bound is known here.
-async fn open(folder: &Path) -> Result<(Store, tidegate_engine::store::Recovery), StoreError> {
+async fn open(
+    folder: &Path,
+    intent: Intent,
+) -> Result<(Store, tidegate_engine::store::Recovery), StoreError> {
     let options = StoreOptions { max_bytes: u64::MAX, ..StoreOptions::new(folder, "", 0) };
-    let (store, recovery) = Store::open(options, Layout::default())?;
+    let (store, recovery) = match intent {
+        Intent::Look => Store::look(options, Layout::default())?,
+        Intent::Change => Store::open(options, Layout::default())?,
+    };
     store.relayout(everything(&store, None), u64::MAX).await?;
     Ok((store, recovery))
 }

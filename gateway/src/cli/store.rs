@@ -14,7 +14,7 @@ use tidegate_config::{Name, Rate};
 use tidegate_web_ui::{Exportable, Letters, Refusal, ReplayRate};
 
 use super::FAILURE;
-use super::keeper::{refuse, reopened, with};
+use super::keeper::{looking, refuse, reopened, with};
 use crate::cli::print::say;
 
 /// Which store is meant.
@@ -225,13 +225,13 @@ pub enum ExportFormat {
 /// Does what `tidegate store` is told.
 pub fn store(command: StoreCommand) -> u8 {
     match command {
-        StoreCommand::Ls { store, json } => with(&store.store, async |keeper| {
+        StoreCommand::Ls { store, json } => looking(&store.store, async |keeper| {
             shown(keeper.contents().await, json.json, show::listed)
         }),
-        StoreCommand::Inspect { store, json } => with(&store.store, async |keeper| {
+        StoreCommand::Inspect { store, json } => looking(&store.store, async |keeper| {
             shown(keeper.contents().await, json.json, show::inspected)
         }),
-        StoreCommand::Verify { store, json } => with(&store.store, async |keeper| {
+        StoreCommand::Verify { store, json } => looking(&store.store, async |keeper| {
             let verified = keeper.verify().await;
             let damaged = verified.as_ref().is_ok_and(|verified| verified.corrupt_records > 0);
             let code = shown(verified, json.json, show::verified);
@@ -243,7 +243,7 @@ pub fn store(command: StoreCommand) -> u8 {
                 (None, Some(sink)) => (Exportable::Sinks, sink.to_string()),
                 (None, None) => return FAILURE,
             };
-            with(&store.store, async |keeper| {
+            looking(&store.store, async |keeper| {
                 export::export(keeper, what, &name, format, out.as_deref()).await
             })
         }
@@ -291,7 +291,7 @@ pub fn sinks(command: &SinksCommand) -> u8 {
 /// Does what `tidegate rejected` is told.
 pub fn rejected(command: RejectedCommand) -> u8 {
     match command {
-        RejectedCommand::Ls { sink, limit, store, json } => with(&store.store, async |keeper| {
+        RejectedCommand::Ls { sink, limit, store, json } => looking(&store.store, async |keeper| {
             let rejected = keeper.rejected(sink.to_string(), limit).await;
             shown(rejected, json.json, |rejected| show::rejected(rejected))
         }),

@@ -10,7 +10,7 @@ use redb::ReadableTable;
 use super::book::{Book, Piece, Place, Side};
 use super::damage::Trouble;
 use super::files::{RESERVE, Records, write};
-use super::format::{Kind, Reader, key, seal};
+use super::format::{FORMAT, Kind, Reader, key, seal};
 use super::record::encode_progress;
 use super::rows::encode_schema;
 use super::stamps::Boots;
@@ -29,6 +29,9 @@ pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Res
     state.meta.ring = book.files.ring_id;
     state.meta.ring_length = book.files.ring_length;
     state.meta.clean = clean;
+    if state.format_is_due() {
+        state.meta.format = FORMAT;
+    }
     let mut outcome = write_tree(book, state);
     if let Err(Trouble::Full(_)) = &outcome
         && book.files.disk.length(RESERVE).is_ok_and(|length| length.is_some())

@@ -13,8 +13,11 @@ use bytes::Bytes;
 use super::border::OutboxRow;
 use super::record::{put_gap, take_gap};
 
-/// The newest layout of records that this version writes and reads.
-pub(super) const FORMAT: u32 = 3;
+/// The newest layout of records that this version writes and reads: [`FORMAT_USUAL`] with rows that were
+/// stamped by another clock than that of day, and what is known of those clocks.
+pub(super) const FORMAT: u32 = 4;
+/// What is written as long as there was no such row, so that the version before can go on with it.
+pub(super) const FORMAT_USUAL: u32 = 3;
 /// The oldest one that is brought to the newest when it is opened: one redb file with all rows.
 pub(super) const FORMAT_REDB_ALONE: u32 = 1;
 

@@ -8,6 +8,7 @@
 //! which a `writer` thread may write while the next is made; `persist` sees that it lands, `answers` to those who ask; `room` has
 //! `fold` move what stays to a `shelf`, `checkpoint` notes it in a redb tree. `recovery` starts from
 //! whatever is there (`identity`: and whether it is a copy), `replay` takes up the frames, `reconcile` what is missing, `upgrade` an older format.
+//! `overlay` is a folder that is only looked at.
 
 mod answers;
 mod book;
@@ -25,6 +26,7 @@ mod letters;
 mod load;
 mod log;
 mod outbox;
+mod overlay;
 mod persist;
 mod reconcile;
 mod record;
@@ -68,6 +70,7 @@ use committer::Committer;
 use disk::{Disk, Folder};
 use inbox::Shared;
 use log::Wanted;
+use overlay::Overlay;
 use work::{Ask, Order, Reply, What};
 use writer::Writer;
 
@@ -106,6 +109,18 @@ impl Store {
     )]
     pub fn open(options: StoreOptions, layout: Layout) -> Result<(Store, Recovery), StoreError> {
         let disk: Arc<dyn Disk> = Arc::new(Folder(options.dir.clone()));
+        Self::open_on(&disk, &options, layout)
+    }
+
+    /// Opens the store in `options.dir` to look at it: everything works, nothing in the folder changes,
+    /// and what is done to it goes with the last handle. Blocks on the disk. Nothing is made where
+    /// there is no store.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "nobody has a use for the options afterwards"
+    )]
+    pub fn look(options: StoreOptions, layout: Layout) -> Result<(Store, Recovery), StoreError> {
+        let disk: Arc<dyn Disk> = Arc::new(Overlay::new(options.dir.clone()));
         Self::open_on(&disk, &options, layout)
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::border::{Gap, GapReason, Lanes, StreamProgress};
-use super::format::{FORMAT, FORMAT_REDB_ALONE, Reader, put_bytes, put_size};
+use super::format::{FORMAT, FORMAT_REDB_ALONE, FORMAT_USUAL, Reader, put_bytes, put_size};
 use super::states::Mark;
 
 /// What the checkpoint knows of the whole.
@@ -35,7 +35,7 @@ pub(super) struct Meta {
 impl Meta {
     pub(super) fn new(epoch: u64, gateway: &str, ring: u64) -> Self {
         Meta {
-            format: FORMAT,
+            format: FORMAT_USUAL,
             epoch,
             commit: 0,
             gateway: gateway.to_owned(),

@@ -21,7 +21,9 @@ use super::checkpoint::checkpoint;
 use super::damage::{Damage, Trouble, contained, drop_contained};
 use super::disk::{Counted, Disk, Traffic};
 use super::files::{Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree};
-use super::format::{FORMAT, FORMAT_REDB_ALONE, Kind, NAME_BYTES_MAX, key, split_key};
+use super::format::{
+    FORMAT, FORMAT_REDB_ALONE, FORMAT_USUAL, Kind, NAME_BYTES_MAX, key, split_key,
+};
 use super::identity::{self, IDENTITY, Judgement};
 use super::load::{Loaded, load, rescue_letters, rescue_states};
 use super::reconcile::{is_needed, prune, rebuild, unclaimed};
@@ -302,9 +304,9 @@ impl Opening<'_> {
         }
         book.states_gone.extend(loaded.bad_states.iter().cloned());
         self.bad_states = loaded.bad_states;
-        if state.meta.format < FORMAT {
+        if state.meta.format < FORMAT_USUAL {
             self.recovery.upgraded_from = Some(state.meta.format);
-            state.meta.format = FORMAT;
+            state.meta.format = FORMAT_USUAL;
         }
         let mut replayed = replay(&mut book, &mut state, found, commit, false);
         // Frames that were there last are not found: others may have been there behind them.
@@ -486,7 +488,7 @@ impl Opening<'_> {
             tracing::warn!(epoch, "the store's files are a copy that was put here: new epoch");
         }
         state.meta.gateway.clone_from(&self.options.gateway);
-        let upgraded = self.recovery.upgraded_from.is_some();
+        let upgraded = self.recovery.upgraded_from.is_some() || state.format_is_due();
         if book.files.tree.is_none() {
             self.make_tree(book, state)?;
         } else if upgraded || rebuilt || renamed || is_broken || asked || judgement.copied {

@@ -18,11 +18,14 @@ const LETTER_BYTES_MAX: usize = 256 << 10;
 const GIVE_WAY_BYTES: u64 = 1 << 20;
 
 impl Committer {
-    /// Whether half of the ring is taken, or too many dead letters wait.
+    /// Whether half of the ring is taken, too many dead letters wait, or the checkpoint is to say another
+    /// format.
     pub(super) fn needs_room(&self) -> bool {
         let letters = self.book.letters.values().flat_map(|letters| letters.values());
         let waiting: usize = letters.map(|letter| letter.body.as_ref().map_or(0, Vec::len)).sum();
-        self.book.used() > self.book.files.ring_length / 2 || waiting > LETTER_BYTES_MAX
+        self.book.used() > self.book.files.ring_length / 2
+            || waiting > LETTER_BYTES_MAX
+            || self.state.format_is_due()
     }
 
     /// Keeps at least half of the ring free. Every frame is durable, and none is being made: what lets

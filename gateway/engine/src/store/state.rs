@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::book::Book;
 use super::border::StreamProgress;
-use super::format::Kind;
+use super::format::{FORMAT, Kind};
 use super::log::Schemas;
 use super::record::{Meta, SinkState, TableState, encode_progress};
 use super::rows::encode_schema;
@@ -45,6 +45,12 @@ impl State {
     /// The mark of a stream's states.
     pub(super) fn mark(&self, stream: &str) -> Mark {
         self.marks.get(stream).copied().unwrap_or_default()
+    }
+
+    /// Whether the checkpoint must say a later format, so that an older version refuses the store
+    /// instead of taking rows for damage that it does not know.
+    pub(super) fn format_is_due(&self) -> bool {
+        self.meta.format < FORMAT && self.boots != Boots::default()
     }
 
     /// Bytes of log values, waiting rows and dead letters.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::book::{Book, Side};
 use super::damage::Trouble;
 use super::fold::fold;
-use super::format::{FORMAT, Kind, decode_outbox, encode_outbox, key, split_key, unseal};
+use super::format::{FORMAT_USUAL, Kind, decode_outbox, encode_outbox, key, split_key, unseal};
 use super::rows::row_count;
 use super::state::State;
 
@@ -34,7 +34,7 @@ pub(super) fn upgrade(book: &mut Book, mut state: State) -> Result<State, Troubl
             book.draft.truncate(super::ring::HEADER);
         }
     }
-    state.meta.format = FORMAT;
+    state.meta.format = FORMAT_USUAL;
     state.meta.commit = 0;
     Ok(state)
 }

@@ -9,6 +9,7 @@ mod faults;
 mod flow;
 mod keeping;
 mod kill;
+mod looking;
 mod relayout;
 mod rot;
 mod stamps;

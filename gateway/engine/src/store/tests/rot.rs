@@ -179,7 +179,7 @@ async fn a_file_of_a_later_version_is_refused_and_left_alone() {
     let before = disk.power_cut(None);
     let refused = open(&disk);
     assert!(
-        matches!(refused, Err(StoreError::NewerFormat { found: 4, known: 3, .. })),
+        matches!(refused, Err(StoreError::NewerFormat { found: 5, known: 4, .. })),
         "{refused:?}"
     );
     assert_eq!(before.names(), disk.names());

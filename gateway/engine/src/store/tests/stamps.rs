@@ -142,6 +142,8 @@ async fn f11_a_decision_that_is_damaged_leaves_no_row_good() {
     });
     let (found, recovery) = open(&cut).unwrap();
     assert_eq!(recovery.corrupt_records, 1, "both are versions of one record");
+    assert_eq!(read(&found).await, [], "the checkpoint knows that they wait");
+    commit(&found, decided(BootTime::Never)).await.unwrap();
     assert_eq!(read(&found).await, expected(&[(0, 0, "uncertain"), (1, 1, "uncertain")]));
 }
 
@@ -192,4 +194,58 @@ async fn f11_wherever_a_crash_falls_all_rows_are_moved_or_all_wait() {
         }
     }
     assert!(waited > 10 && moved > 0, "{waited} and {moved} of {begin}..{end}");
+}
+
+/// What the checkpoint says after a power cut: its format.
+fn meta(disk: &FakeDisk) -> crate::store::record::Meta {
+    use crate::store::{files::TREE, load::load};
+    let tree = crate::store::files::open_tree(disk, &Arc::default(), 1 << 20, TREE, false);
+    load(&tree.unwrap()).unwrap().state.unwrap().meta
+}
+
+/// The version before knows no stamped rows and would count them as damage, so that it has to refuse a
+/// store that has some. One that never had any it can go on with after an update is taken back.
+#[tokio::test]
+async fn a_store_says_a_later_format_once_rows_are_without_a_time() {
+    use crate::store::checkpoint::put as put_record;
+    use crate::store::files::{TREE, open_tree, write};
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    commit(&store, plain(0..2)).await.unwrap();
+    store.close().await.unwrap();
+    assert_eq!(meta(&disk.power_cut(None)).format, 3, "the version before goes on");
+    let (store, _) = open(&disk).unwrap();
+    commit(&store, stamped(2..4)).await.unwrap();
+    answered(&store).await;
+    assert_eq!(meta(&disk.power_cut(None)).format, 4, "at once");
+    commit(&store, decided(SET)).await.unwrap();
+    store.close().await.unwrap();
+    assert_eq!(meta(&disk.power_cut(None)).format, 4, "the rows are still stamped");
+
+    // As a version between the two has left it: the next start says so.
+    let old = disk.power_cut(None);
+    let tree = open_tree(&old, &Arc::default(), 1 << 20, TREE, false).unwrap();
+    let said = crate::store::record::Meta { format: 3, ..meta(&disk.power_cut(None)) };
+    write(&tree, |records| put_record(records, Kind::Meta, "", 0, &said.encode())).unwrap();
+    drop(tree);
+    let (store, recovery) = open(&old).unwrap();
+    assert_eq!((recovery.corrupt_records, recovery.upgraded_from), (0, None));
+    assert_eq!(meta(&old.power_cut(None)).format, 4);
+    assert_eq!(read(&store).await.len(), 4);
+    drop(store);
+
+    // Wherever the power goes, rows are never without the format after the next start.
+    for at in 1..=40 {
+        let disk = FakeDisk::default();
+        let (store, _) = open(&disk).unwrap();
+        commit(&store, plain(0..2)).await.unwrap();
+        answered(&store).await;
+        disk.crash_at(disk.operations() + at);
+        drop(commit_on(&disk, &store, Commit { wait: true, ..stamped(2..4) }).await);
+        let cut = disk.power_cut(Some(at * 7_919));
+        let (store, recovery) = open(&cut).unwrap();
+        assert_eq!((recovery.corrupt_records, store.epoch()), (0, 7), "{at}");
+        let has_rows = store.log_end("t") > 2;
+        assert_eq!(meta(&cut.power_cut(None)).format, if has_rows { 4 } else { 3 }, "{at}");
+    }
 }
