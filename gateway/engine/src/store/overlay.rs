@@ -56,12 +56,6 @@ impl Overlay {
     fn put(&self, name: &str, layer: Option<Layer>) {
         lock(&self.files).insert(name.to_owned(), layer);
     }
-
-    fn write_at_end(&self, layer: &Layer, bytes: &[u8]) -> io::Result<()> {
-        let at = layer.len()?;
-        layer.set_len(at + bytes.len() as u64)?;
-        layer.write(at, bytes)
-    }
 }
 
 impl Disk for Overlay {
@@ -150,7 +144,7 @@ impl Disk for Overlay {
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let layer = Layer::new(None);
-        self.write_at_end(&layer, bytes)?;
+        layer.append(bytes)?;
         self.put(name, Some(layer));
         Ok(())
     }
@@ -160,7 +154,7 @@ impl Disk for Overlay {
         if layer.len()?.saturating_add(bytes.len() as u64) > bytes_max {
             return Err(io::Error::from(io::ErrorKind::FileTooLarge));
         }
-        self.write_at_end(&layer, bytes)?;
+        layer.append(bytes)?;
         self.put(name, Some(layer));
         Ok(())
     }
@@ -182,6 +176,12 @@ impl Layer {
     fn new(below: Option<(File, u64)>) -> Self {
         let length = below.as_ref().map_or(0, |(_, length)| *length);
         Layer(Arc::new(Mutex::new(Blocks { below, length, written: BTreeMap::new() })))
+    }
+
+    fn append(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut blocks = lock(&self.0);
+        let end = blocks.length;
+        blocks.write(end, bytes)
     }
 }
 
