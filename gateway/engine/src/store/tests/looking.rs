@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -87,7 +88,7 @@ async fn p11_looking_at_a_copy_leaves_it_to_the_start_to_find_that_it_is_one() {
 async fn what_is_damaged_can_be_looked_at_and_is_left_for_the_start_to_mend() {
     let scratch = Scratch::new("damaged");
     let copy = copied(&scratch).await;
-    fs::write(copy.join("store.redb"), b"no tree at all").unwrap();
+    fs::File::create(copy.join("store.redb")).unwrap().write_all(b"no tree at all").unwrap();
     let before = picture(&copy);
     let (store, recovery) = Store::look(at(&copy), layout()).unwrap();
     assert!(recovery.quarantined.is_some() && recovery.salvaged, "{recovery:?}");
