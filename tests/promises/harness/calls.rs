@@ -2,12 +2,15 @@
 //! make one of them kill the program or fail (`strace`).
 //!
 //! strace counts each system call by itself and in each thread by itself: call `n` is the `n`-th
-//! in whichever thread comes to it first. `--seccomp-bpf` would be faster, and misses calls.
+//! in whichever thread comes to it first. `--seccomp-bpf` would be faster, and misses calls. Tracer
+//! and traced share one processor: each call waits for the tracer twice, and to wake it on another
+//! one takes three times as long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::Signal;
 
@@ -81,7 +84,7 @@ pub(crate) type Call = (String, u64);
 
 /// A command that runs a program and writes its calls to the test's `trace`, for [`Calls::read`].
 pub(crate) fn traced(scratch: &Scratch, program_path: &str) -> Command {
-    let mut traced = command(program("strace"));
+    let mut traced = strace();
     let names = [CHANGES, READS].concat().join(",?");
     traced.args(["-f", "-y", "-s", "0", "-o"]).arg(scratch.join("trace"));
     traced.arg("-e").arg(format!("trace=?{names}")).args(["--", program_path]);
@@ -158,13 +161,40 @@ fn injected_with(
     what: &str,
     program_path: &str,
 ) -> Command {
-    let mut injected = command(program("strace"));
+    let mut injected = strace();
     injected.args(["-f", "-qq", "-o", "/dev/null"]).args(paths);
     injected.arg("-e").arg(injection(names, what));
     // The program ends with strace, too.
     injected.arg("--").arg(program("setpriv")).args(["--pdeathsig", "KILL", "--"]);
     injected.arg(program_path);
     injected
+}
+
+/// strace, and whatever it runs, on one processor: the same for each run of a test.
+fn strace() -> Command {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    let processors = processors();
+    let mine = processors[MINE.with(|mine| *mine) % processors.len()];
+    let mut strace = command(program("taskset"));
+    strace.args(["--cpu-list", &mine.to_string()]).arg(program("strace"));
+    strace
+}
+
+/// The processors that this process may use, as Linux lists them: `0-3,8`.
+fn processors() -> Vec<u32> {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux");
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let number = |text: &str| text.parse::<u32>().expect("a processor's number");
+    let ranges = list.expect("a list of processors").trim().split(',');
+    ranges
+        .flat_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            number(first)..=number(last)
+        })
+        .collect()
 }
 
 /// A fault that lasts as long as this lives; the program goes on without it.
