@@ -7,6 +7,7 @@
 //! one takes three times as long.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -170,25 +171,30 @@ fn injected_with(
     injected
 }
 
-/// strace, and whatever it runs, on one processor: the same for each run of a test.
+/// strace, and whatever it runs, on one processor.
 fn strace() -> Command {
+    pinned(program("strace"))
+}
+
+/// A program on one processor: the same for each program of a test.
+pub(crate) fn pinned(path: impl AsRef<OsStr>) -> Command {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
         static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed);
     }
     let processors = processors();
     let mine = processors[MINE.with(|mine| *mine) % processors.len()];
-    let mut strace = command(program("taskset"));
-    strace.args(["--cpu-list", &mine.to_string()]).arg(program("strace"));
-    strace
+    let mut pinned = command(program("taskset"));
+    pinned.args(["--cpu-list", &mine.to_string()]).arg(path);
+    pinned
 }
 
 /// The processors that this process may use, as Linux lists them: `0-3,8`.
 fn processors() -> Vec<u32> {
     let status = fs::read_to_string("/proc/self/status").expect("Linux");
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let processors = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     let number = |text: &str| text.parse::<u32>().expect("a processor's number");
-    let ranges = list.expect("a list of processors").trim().split(',');
+    let ranges = processors.expect("a list of processors").trim().split(',');
     ranges
         .flat_map(|range| {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -216,17 +222,57 @@ pub(crate) fn inject_into(scratch: &Scratch, pid: u32, names: &[&str], what: &st
     let mut injected = command(program("strace"));
     injected.args(["-f", "-qq", "-o", "/dev/null", "-p", &pid.to_string()]);
     injected.arg("-e").arg(injection(names, what));
-    injected.stdin(Stdio::null()).stdout(Stdio::null());
-    let mut strace = Program::start("strace", &mut injected, &scratch.join("strace.log"));
+    attached(scratch, injected, || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+        threads.map_while(Result::ok).all(|thread| is_traced(&thread.path()))
+    })
+}
+
+/// The same with calls of one thread: call `n` is its `n`-th from now on.
+pub(crate) fn inject_into_thread(scratch: &Scratch, id: u32, call: &str, what: &str) -> Injection {
+    let mut injected = strace();
+    injected.args(["-qq", "-o", "/dev/null", "-p", &id.to_string()]);
+    injected.arg("-e").arg(injection(&[call], what));
+    attached(scratch, injected, || is_traced(Path::new(&format!("/proc/{id}"))))
+}
+
+/// Writes these calls of one thread to the test's `trace`, for [`counted`].
+pub(crate) fn trace_thread(scratch: &Scratch, id: u32, names: &[&str]) -> Injection {
+    let mut traced = strace();
+    traced.args(["-qq", "-s", "0", "-o"]).arg(scratch.join("trace"));
+    traced.arg("-e").arg(format!("trace=?{}", names.join(",?"))).args(["-p", &id.to_string()]);
+    attached(scratch, traced, || is_traced(Path::new(&format!("/proc/{id}"))))
+}
+
+/// Each call of one thread's trace, once.
+pub(crate) fn counted(scratch: &Scratch) -> BTreeSet<Call> {
+    let trace = fs::read_to_string(scratch.join("trace")).expect("a trace");
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    let names = trace.lines().filter_map(|line| line.split_once('(')).map(|(name, _)| name);
+    names
+        .map(|name| {
+            let count = counts.entry(name).or_default();
+            *count += 1;
+            (name.to_owned(), *count)
+        })
+        .collect()
+}
+
+/// Starts an strace that holds a program which runs, and waits until it does.
+fn attached(scratch: &Scratch, mut strace: Command, mut holds: impl FnMut() -> bool) -> Injection {
+    strace.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut strace = Program::start("strace", &mut strace, &scratch.join("strace.log"));
     wait_until("strace to hold each thread", secs(10), || {
         assert!(strace.runs(), "strace has ended: {}", strace.log());
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
-        threads.map_while(Result::ok).all(|thread| {
-            let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
-            !status.contains("TracerPid:\t0\n")
-        })
+        holds()
     });
     Injection(strace)
+}
+
+/// Whether a thread, named by its folder in `/proc`, has a tracer.
+fn is_traced(thread: &Path) -> bool {
+    let status = fs::read_to_string(thread.join("status")).unwrap_or_default();
+    !status.contains("TracerPid:\t0\n")
 }
 
 /// The names are tried: a kernel or an strace that does not know one of them passes over it.
