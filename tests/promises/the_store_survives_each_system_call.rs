@@ -5,11 +5,17 @@
 //! Afterwards the store must open, hold everything that was promised and at most one commit more,
 //! in order and unaltered, and go on from there. An error that passes must not end it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::harness::calls::{CHANGES, Calls, READS, traced};
-use crate::harness::driver::{DRIVER, Promised, load, run, run_by, verify};
+use crate::harness::calls::{
+    CHANGES, Call, Calls, Injection, READS, counted, inject_into_thread, pinned, trace_thread,
+    traced,
+};
+use crate::harness::driver::{
+    DRIVER, Promised, load, load_held, run, run_attached, run_by, verify,
+};
 use crate::harness::{Scratch, say, setting, soak};
 
 const ROWS: u64 = 20;
@@ -93,16 +99,71 @@ fn f01_killed_at_each_call_of_a_store_that_exists() {
     let calls = clean(&scratch, &store, &arguments);
     forget(&store);
     let points = calls.some(CHANGES, most(20));
+    let mut killed = 0;
     for (name, number) in &points {
         copy(&first, &store);
         let by = calls.inject(&[name], &format!("signal=KILL:when={number}"), DRIVER);
         // What the first run was promised holds for each copy.
         let mut promised = made.clone();
-        promised.add(&run_by(&scratch, by, &arguments));
+        let run = run_by(&scratch, by, &arguments);
+        killed += u64::from(run.code.is_none());
+        promised.add(&run);
         promised.judge(&scratch, &store, &format!("killed at {name} {number}"));
         forget(&store);
     }
-    say(format_args!("F1: kills at {} calls of a store that exists", points.len()));
+    say(format_args!("F1: {killed} kills at {} calls of a store that exists", points.len()));
+    assert!(killed * 10 >= points.len() as u64 * 9, "{killed} kills at {} calls", points.len());
+}
+
+/// Threads of a store that change its files: its own, and the one that writes a frame meanwhile.
+const THREADS: [&str; 2] = ["store", "store-write"];
+/// Commits on their way at once, so that both have work.
+const TOGETHER: u64 = 8;
+
+/// The sweeps above let strace follow all threads, and then the first that comes to its `n`-th call is
+/// killed there. Here each thread's calls are counted for itself.
+#[test]
+fn f01_killed_at_each_call_of_each_thread() {
+    let scratch = Scratch::new("threads");
+    let (store, first) = (scratch.join("store"), scratch.join("first"));
+    let mut made = Promised::new(ROWS);
+    made.add(&run(&scratch, &load(&first, 11, ROWS)));
+    let made = made.together(TOGETHER);
+    let arguments = load_held(&store, 11 + commits(), ROWS, TOGETHER);
+    let attached = |thread: &str, attach: &dyn Fn(u32) -> Injection| {
+        run_attached(&scratch, pinned(DRIVER), &arguments, thread, attach)
+    };
+    for thread in THREADS {
+        copy(&first, &store);
+        let whole = attached(thread, &|id| trace_thread(&scratch, id, CHANGES));
+        assert!(whole.closed(), "a clean run: {whole:?}");
+        forget(&store);
+        let points = some_of(counted(&scratch), most(15));
+        assert!(points.iter().any(|(name, _)| name == "fdatasync"), "{thread} syncs nothing");
+        let mut killed = 0;
+        for (name, number) in &points {
+            let what = format!("{thread} killed at its {name} {number}");
+            copy(&first, &store);
+            let run = attached(thread, &|id| {
+                inject_into_thread(&scratch, id, name, &format!("signal=KILL:when={number}"))
+            });
+            assert!(run.code.is_none() || run.closed(), "{what}: {run:?}");
+            killed += u64::from(run.code.is_none());
+            let mut promised = made.clone();
+            promised.add(&run);
+            promised.judge(&scratch, &store, &what);
+            forget(&store);
+        }
+        say(format_args!("F1: {killed} kills at {} calls of the thread {thread}", points.len()));
+        // How commits share frames differs from run to run, and so does the number of calls.
+        assert!(killed * 10 >= points.len() as u64 * 7, "{killed} kills at {points:?}");
+    }
+}
+
+/// At most so many of these, evenly.
+fn some_of(calls: BTreeSet<Call>, most: u64) -> Vec<Call> {
+    let step = (calls.len() as u64).div_ceil(most.max(1));
+    calls.into_iter().step_by(usize::try_from(step.max(1)).expect("few")).collect()
 }
 
 #[test]
@@ -113,7 +174,7 @@ fn f04_killed_while_it_recovers() {
     let calls = clean(&scratch, &broken, &arguments);
     forget(&broken);
     // In the middle of a commit: between the writes, and before the sync.
-    let mut points = 0;
+    let (mut points, mut killed_again) = (0, 0);
     for (name, share) in [("pwrite64", 2), ("fdatasync", 2), ("pwrite64", 3)] {
         let number = calls.count(&[name]) / share + 1;
         let by = calls.inject(&[name], &format!("signal=KILL:when={number}"), DRIVER);
@@ -127,7 +188,8 @@ fn f04_killed_while_it_recovers() {
         for (again, at) in recovery.some(CHANGES, most(5)) {
             copy(&broken, &store);
             let by = recovery.inject(&[&again], &format!("signal=KILL:when={at}"), DRIVER);
-            run_by(&scratch, by, &verify(&store));
+            let run = run_by(&scratch, by, &verify(&store));
+            killed_again += u64::from(run.code.is_none());
             let what = format!("killed at {name} {number}, and at {again} {at} while it recovers");
             promised.judge(&scratch, &store, &what);
             forget(&store);
@@ -135,7 +197,8 @@ fn f04_killed_while_it_recovers() {
         }
         forget(&broken);
     }
-    say(format_args!("F4: kills at {points} calls of a recovery"));
+    say(format_args!("F4: {killed_again} kills at {points} calls of a recovery"));
+    assert!(killed_again * 10 >= points * 9, "{killed_again} kills at {points} calls");
 }
 
 /// Lets calls fail, one run for each, and returns how many runs went through.
@@ -177,6 +240,7 @@ fn f07_an_error_of_the_device_is_never_taken_for_success() {
     assert!(through > 0, "no write failed after the store was open");
     let (points, through) = failing(READS, 8, |number| format!("error=EIO:when={number}"));
     say(format_args!("F7: EIO at {points} reads, {through} runs went through"));
+    assert!(through > 0, "no read failed after the store was open");
 }
 
 #[test]
@@ -185,4 +249,5 @@ fn f06_no_room_for_a_while() {
     let (points, through) =
         failing(&writes, 10, |number| format!("error=ENOSPC:when={number}..{}", number + 6));
     say(format_args!("F6: ENOSPC for seven calls from {points} calls on, {through} went through"));
+    assert!(through > 0, "no call failed after the store was open");
 }

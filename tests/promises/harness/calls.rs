@@ -2,12 +2,16 @@
 //! make one of them kill the program or fail (`strace`).
 //!
 //! strace counts each system call by itself and in each thread by itself: call `n` is the `n`-th
-//! in whichever thread comes to it first. `--seccomp-bpf` would be faster, and misses calls.
+//! in whichever thread comes to it first. `--seccomp-bpf` would be faster, and misses calls. Tracer
+//! and traced share one processor: each call waits for the tracer twice, and to wake it on another
+//! one takes three times as long.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::Signal;
 
@@ -81,7 +85,7 @@ pub(crate) type Call = (String, u64);
 
 /// A command that runs a program and writes its calls to the test's `trace`, for [`Calls::read`].
 pub(crate) fn traced(scratch: &Scratch, program_path: &str) -> Command {
-    let mut traced = command(program("strace"));
+    let mut traced = strace();
     let names = [CHANGES, READS].concat().join(",?");
     traced.args(["-f", "-y", "-s", "0", "-o"]).arg(scratch.join("trace"));
     traced.arg("-e").arg(format!("trace=?{names}")).args(["--", program_path]);
@@ -158,13 +162,45 @@ fn injected_with(
     what: &str,
     program_path: &str,
 ) -> Command {
-    let mut injected = command(program("strace"));
+    let mut injected = strace();
     injected.args(["-f", "-qq", "-o", "/dev/null"]).args(paths);
     injected.arg("-e").arg(injection(names, what));
     // The program ends with strace, too.
     injected.arg("--").arg(program("setpriv")).args(["--pdeathsig", "KILL", "--"]);
     injected.arg(program_path);
     injected
+}
+
+/// strace, and whatever it runs, on one processor.
+fn strace() -> Command {
+    pinned(program("strace"))
+}
+
+/// A program on one processor: the same for each program of a test.
+pub(crate) fn pinned(path: impl AsRef<OsStr>) -> Command {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    let processors = processors();
+    let mine = processors[MINE.with(|mine| *mine) % processors.len()];
+    let mut pinned = command(program("taskset"));
+    pinned.args(["--cpu-list", &mine.to_string()]).arg(path);
+    pinned
+}
+
+/// The processors that this process may use, as Linux lists them: `0-3,8`.
+fn processors() -> Vec<u32> {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux");
+    let processors = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let number = |text: &str| text.parse::<u32>().expect("a processor's number");
+    let ranges = processors.expect("a list of processors").trim().split(',');
+    ranges
+        .flat_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            number(first)..=number(last)
+        })
+        .collect()
 }
 
 /// A fault that lasts as long as this lives; the program goes on without it.
@@ -186,17 +222,57 @@ pub(crate) fn inject_into(scratch: &Scratch, pid: u32, names: &[&str], what: &st
     let mut injected = command(program("strace"));
     injected.args(["-f", "-qq", "-o", "/dev/null", "-p", &pid.to_string()]);
     injected.arg("-e").arg(injection(names, what));
-    injected.stdin(Stdio::null()).stdout(Stdio::null());
-    let mut strace = Program::start("strace", &mut injected, &scratch.join("strace.log"));
+    attached(scratch, injected, || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+        threads.map_while(Result::ok).all(|thread| is_traced(&thread.path()))
+    })
+}
+
+/// The same with calls of one thread: call `n` is its `n`-th from now on.
+pub(crate) fn inject_into_thread(scratch: &Scratch, id: u32, call: &str, what: &str) -> Injection {
+    let mut injected = strace();
+    injected.args(["-qq", "-o", "/dev/null", "-p", &id.to_string()]);
+    injected.arg("-e").arg(injection(&[call], what));
+    attached(scratch, injected, || is_traced(Path::new(&format!("/proc/{id}"))))
+}
+
+/// Writes these calls of one thread to the test's `trace`, for [`counted`].
+pub(crate) fn trace_thread(scratch: &Scratch, id: u32, names: &[&str]) -> Injection {
+    let mut traced = strace();
+    traced.args(["-qq", "-s", "0", "-o"]).arg(scratch.join("trace"));
+    traced.arg("-e").arg(format!("trace=?{}", names.join(",?"))).args(["-p", &id.to_string()]);
+    attached(scratch, traced, || is_traced(Path::new(&format!("/proc/{id}"))))
+}
+
+/// Each call of one thread's trace, once.
+pub(crate) fn counted(scratch: &Scratch) -> BTreeSet<Call> {
+    let trace = fs::read_to_string(scratch.join("trace")).expect("a trace");
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    let names = trace.lines().filter_map(|line| line.split_once('(')).map(|(name, _)| name);
+    names
+        .map(|name| {
+            let count = counts.entry(name).or_default();
+            *count += 1;
+            (name.to_owned(), *count)
+        })
+        .collect()
+}
+
+/// Starts an strace that holds a program which runs, and waits until it does.
+fn attached(scratch: &Scratch, mut strace: Command, mut holds: impl FnMut() -> bool) -> Injection {
+    strace.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut strace = Program::start("strace", &mut strace, &scratch.join("strace.log"));
     wait_until("strace to hold each thread", secs(10), || {
         assert!(strace.runs(), "strace has ended: {}", strace.log());
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
-        threads.map_while(Result::ok).all(|thread| {
-            let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
-            !status.contains("TracerPid:\t0\n")
-        })
+        holds()
     });
     Injection(strace)
+}
+
+/// Whether a thread, named by its folder in `/proc`, has a tracer.
+fn is_traced(thread: &Path) -> bool {
+    let status = fs::read_to_string(thread.join("status")).unwrap_or_default();
+    !status.contains("TracerPid:\t0\n")
 }
 
 /// The names are tried: a kernel or an strace that does not know one of them passes over it.

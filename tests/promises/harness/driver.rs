@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::{Program, Scratch, command, secs};
+use super::{Program, Scratch, command, secs, wait_for};
 
 /// Commits between the newest and the one that is marked as delivered.
 const LAG: u64 = 5;
@@ -58,6 +59,12 @@ pub(crate) fn load(store: &Path, commits: u64, rows: u64) -> Vec<String> {
     words.into_iter().map(str::to_owned).chain([rows.to_string()]).collect()
 }
 
+/// The same with so many commits on their way at once; it waits for a line once the store is open.
+pub(crate) fn load_held(store: &Path, commits: u64, rows: u64, together: u64) -> Vec<String> {
+    let more = ["--held", "--together", &together.to_string()].map(str::to_owned);
+    [load(store, commits, rows), more.into()].concat()
+}
+
 /// The arguments of a run that prints what the store holds.
 pub(crate) fn verify(store: &Path) -> Vec<String> {
     ["verify", "--dir", &text(store)].map(str::to_owned).into()
@@ -75,8 +82,18 @@ pub(crate) fn start(
     mut by: Command,
     arguments: &[String],
 ) -> Program {
+    by.stdin(Stdio::null());
+    start_with_input(scratch, name, by, arguments)
+}
+
+fn start_with_input(
+    scratch: &Scratch,
+    name: &str,
+    mut by: Command,
+    arguments: &[String],
+) -> Program {
     let out = File::create(scratch.join(name)).expect("a file");
-    by.args(arguments).stdin(Stdio::null()).stdout(out).env("RUST_BACKTRACE", "0");
+    by.args(arguments).stdout(out).env("RUST_BACKTRACE", "0");
     Program::start("the store driver", &mut by, &scratch.join(&format!("{name}.err")))
 }
 
@@ -101,6 +118,39 @@ pub(crate) fn run_by(scratch: &Scratch, by: Command, arguments: &[String]) -> Ru
     said(scratch, "driver.out", status.code())
 }
 
+/// Runs it to its end; once its store is open, one of its threads is looked at by what `attach`
+/// returns.
+pub(crate) fn run_attached<T>(
+    scratch: &Scratch,
+    mut by: Command,
+    arguments: &[String],
+    thread: &str,
+    attach: impl FnOnce(u32) -> T,
+) -> Run {
+    by.stdin(Stdio::piped());
+    let mut program = start_with_input(scratch, "driver.out", by, arguments);
+    let process = program.child.id();
+    let id = wait_for("the store to be open", secs(10), || {
+        let said = std::fs::read_to_string(scratch.join("driver.out")).expect("a file");
+        if said.ends_with('\n') { thread_of(process, thread) } else { None }
+    });
+    let attached = attach(id);
+    let mut input = program.child.stdin.take().expect("its input");
+    input.write_all(b"\n").expect("it waits");
+    let status = program.wait(secs(60));
+    drop((program, attached));
+    said(scratch, "driver.out", status.code())
+}
+
+/// The number of a process' thread of that name.
+fn thread_of(process: u32, name: &str) -> Option<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
+    threads.map_while(Result::ok).find_map(|thread| {
+        let found = std::fs::read_to_string(thread.path().join("comm")).ok()?;
+        (found.trim_end() == name).then(|| thread.file_name().to_str()?.parse().ok())?
+    })
+}
+
 /// Runs it to its end, undisturbed.
 pub(crate) fn run(scratch: &Scratch, arguments: &[String]) -> Run {
     run_by(scratch, command(DRIVER), arguments)
@@ -110,6 +160,8 @@ pub(crate) fn run(scratch: &Scratch, arguments: &[String]) -> Run {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Promised {
     rows: u64,
+    /// Commits that are on their way at once.
+    together: u64,
     epoch: Option<u64>,
     committed: u64,
     taken: u64,
@@ -119,7 +171,12 @@ pub(crate) struct Promised {
 impl Promised {
     /// A store that does not exist yet, for commits of so many rows.
     pub(crate) fn new(rows: u64) -> Self {
-        Self { rows, ..Self::default() }
+        Self { rows, together: 1, ..Self::default() }
+    }
+
+    /// The same for runs with so many commits on their way at once.
+    pub(crate) fn together(self, together: u64) -> Self {
+        Self { together, ..self }
     }
 
     /// The last commit that is known to be durable.
@@ -134,8 +191,9 @@ impl Promised {
             assert_eq!(*self.epoch.get_or_insert(epoch.expect("an epoch")), epoch.expect("one"));
         }
         let commits = run.commits();
-        let whole = if run.closed() { commits.len() } else { commits.len().saturating_sub(1) };
-        // A mark is durable with the next commit, or with the end.
+        let open = usize::try_from(self.together).expect("few");
+        let whole = if run.closed() { commits.len() } else { commits.len().saturating_sub(open) };
+        // A mark is durable with the next commit that is submitted, or with the end.
         for number in &commits[..whole] {
             self.taken = self.taken.max(number.saturating_sub(LAG) * self.rows);
             if number.is_multiple_of(REFUSAL_EVERY) {
@@ -146,7 +204,7 @@ impl Promised {
     }
 
     /// Opens the store, reads all that it holds, and panics unless that is what was submitted up to
-    /// some commit that is not before the last promised one.
+    /// some commit that is not before the last promised one, and was on its way.
     pub(crate) fn judge(&mut self, scratch: &Scratch, store: &Path, what: &str) {
         let run = run(scratch, &verify(store));
         assert_eq!(run.code, Some(0), "{what}: the store does not open: {}", run.stderr);
@@ -167,7 +225,7 @@ impl Promised {
         let commit = held["commit"].as_u64().unwrap_or(0);
         let committed = self.committed;
         assert!(
-            (committed..=committed + 1).contains(&commit),
+            (committed..=committed + self.together).contains(&commit),
             "{what}: commit {committed} was promised, and the store stands at {commit}"
         );
         self.judge_log(&held, commit, what);

@@ -5,6 +5,7 @@
 //! What each commit holds follows from its number alone, so that whoever compares needs no memory:
 //! see `commit`. Knows no file of the store. Not shipped: the tests kill it, and break its disk.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -62,6 +63,12 @@ enum Task {
         /// Bytes that the store may hold.
         #[arg(long, default_value_t = 64 << 20)]
         max_bytes: u64,
+        /// Commits that are on their way at once, so that a frame is made while another is written.
+        #[arg(long, default_value_t = 1)]
+        together: usize,
+        /// Waits for a line on standard input once the store is open.
+        #[arg(long)]
+        held: bool,
     },
     /// Prints what the store holds.
     Verify {
@@ -74,7 +81,14 @@ enum Task {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failure> {
     match Arguments::parse().task {
-        Task::Load { dir, commits, rows, max_bytes } => load(&dir, commits, rows, max_bytes).await,
+        Task::Load { dir, commits, rows, max_bytes, together, held } => {
+            let (store, recovery) = open(&dir, max_bytes)?;
+            println!("opened {} {}", store.epoch(), recovery.created);
+            if held {
+                std::io::stdin().read_line(&mut String::new())?;
+            }
+            load(store, commits, rows, together).await
+        }
         Task::Verify { dir } => verify(&dir).await,
     }
 }
@@ -103,9 +117,7 @@ fn open(dir: &Path, max_bytes: u64) -> Result<(Store, Recovery), Failure> {
     Ok(Store::open(options, layout)?)
 }
 
-async fn load(dir: &Path, commits: u64, rows: u64, max_bytes: u64) -> Result<(), Failure> {
-    let (store, recovery) = open(dir, max_bytes)?;
-    println!("opened {} {}", store.epoch(), recovery.created);
+async fn load(store: Store, commits: u64, rows: u64, together: usize) -> Result<(), Failure> {
     let flushing = store.clone();
     // Ends with the runtime.
     tokio::spawn(async move {
@@ -116,8 +128,15 @@ async fn load(dir: &Path, commits: u64, rows: u64, max_bytes: u64) -> Result<(),
         }
     });
     let first = store.progress(STREAM).map_or(Ok(0), |progress| reached(&progress))? + 1;
+    let mut coming = first..=commits;
+    let mut open = VecDeque::new();
     for number in first..=commits {
-        store.submit(commit(number, rows)?).await?.await?;
+        // Half of them at once: a single one would be written by the thread that makes frames.
+        let more = if open.len() <= together / 2 { together - open.len() } else { 0 };
+        for submitted in coming.by_ref().take(more) {
+            open.push_back(store.submit(commit(submitted, rows)?).await?);
+        }
+        open.pop_front().ok_or("no commit is on its way")?.await?;
         println!("committed {number}");
         if let Some(settled) = number.checked_sub(LAG).filter(|settled| *settled > 0) {
             // Read as whoever delivers would: errors of reading are met by the store's thread, too.

@@ -65,6 +65,21 @@ impl Queue {
         self.pieces.partition_point(|piece| piece.end() <= position)
     }
 
+    /// The frame of the first piece that is in one.
+    pub(super) fn oldest_frame(&self) -> Option<u64> {
+        let shelved = |piece: &Piece| matches!(piece.place, Place::Shelf { .. });
+        let piece = self.pieces.get(self.pieces.partition_point(shelved))?;
+        match piece.place {
+            Place::Frame { sequence, .. } => Some(sequence),
+            Place::Shelf { .. } => None,
+        }
+    }
+
+    /// Whether its oldest rows are on a shelf.
+    pub(super) fn is_shelved(&self) -> bool {
+        self.pieces.front().is_some_and(|piece| matches!(piece.place, Place::Shelf { .. }))
+    }
+
     /// The position behind the last piece.
     pub(super) fn end(&self) -> u64 {
         self.pieces.back().map_or(0, Piece::end)

@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use super::book::Frame;
+use super::book::{Frame, Queue};
+use super::border::{Layout, WhenFull};
 use super::checkpoint::checkpoint;
 use super::committer::Committer;
 use super::damage::{Trouble, contained};
@@ -110,10 +111,21 @@ impl Committer {
     pub(super) fn give_way(&mut self) -> bool {
         let claims = self.shared.claims();
         let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
+        let is_pinned = self.is_pinned(layout);
         let (book, state, now) = (&mut self.book, &mut self.state, self.now);
         let mut transaction = Transaction { book, state, layout, max_bytes, now };
-        let gave = transaction.give_way(GIVE_WAY_BYTES);
+        let gave = transaction.give_way(GIVE_WAY_BYTES, is_pinned);
         self.snapshot_due = true;
         gave
+    }
+
+    /// Whether the oldest frame of the ring has rows of a sink that drops none for newer ones. Then the
+    /// ring gets no room by what else is let go from it.
+    fn is_pinned(&self, layout: &Layout) -> bool {
+        let oldest = self.book.frames.iter().find(|frame| frame.live > 0);
+        let keepers = layout.sinks.iter().filter(|sink| sink.when_full != WhenFull::DropOldest);
+        let outboxes = keepers.filter_map(|sink| self.book.outboxes.get(&sink.name));
+        let mut held = outboxes.filter_map(Queue::oldest_frame);
+        oldest.is_some_and(|oldest| held.any(|sequence| sequence == oldest.sequence))
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::book::Book;
+use super::book::{Book, Queue};
 use super::border::{Layout, StoreError, StreamProgress, WhenFull};
 use super::files::TREE;
 use super::letters;
@@ -293,15 +293,16 @@ impl Transaction<'_> {
     fn bound_store(&mut self) {
         loop {
             let over = self.state.held_bytes().saturating_sub(self.max_bytes);
-            if over == 0 || !self.give_way(over) {
+            if over == 0 || !self.give_way(over, false) {
                 return;
             }
         }
     }
 
     /// Drops at most `over` bytes where the policies allow it: of one sink, or one piece of a log.
-    /// `false` when nothing is left to drop.
-    pub(super) fn give_way(&mut self, over: u64) -> bool {
+    /// `false` when nothing is left to drop. Where the ring `is_pinned`, only shelves that go give room:
+    /// outboxes without one keep their rows, and so do logs, since commits wait for the far side anyway.
+    pub(super) fn give_way(&mut self, over: u64, is_pinned: bool) -> bool {
         // Logs have what the sinks' own bounds leave of the store, or a quarter of it. Beyond that
         // they give way first: a stream that cannot go on does not evict other streams' results.
         let layout = self.layout;
@@ -317,8 +318,12 @@ impl Transaction<'_> {
             Some(_) => None,
             None => Some(i32::MIN),
         };
-        let sinks = self.state.sinks.iter_mut().filter(|(_, sink)| sink.records() > 0);
+        let outboxes = &self.book.outboxes;
+        let frees =
+            |name: &Arc<str>| !is_pinned || outboxes.get(name).is_some_and(Queue::is_shelved);
+        let sinks = self.state.sinks.iter_mut();
         let largest = sinks
+            .filter(|(name, sink)| sink.records() > 0 && frees(name))
             .filter_map(|(name, sink)| Some((gives(name)?, name, sink)))
             .min_by_key(|(priority, _, sink)| (*priority, std::cmp::Reverse(sink.bytes)));
         if let Some((_, name, sink)) = largest {
@@ -326,7 +331,7 @@ impl Transaction<'_> {
             outbox::drop_oldest(self.book, name, sink, excess);
             return true;
         }
-        self.drop_log()
+        !is_pinned && self.drop_log()
     }
 
     /// Drops the oldest rows of the largest log; false where there is nothing to drop.

@@ -242,3 +242,64 @@ async fn f06_what_came_while_the_disk_was_full_is_committed_at_the_close() {
     let (store, _) = open(&disk).unwrap();
     assert_eq!(store.backlog("a").records, 2);
 }
+
+/// Rows of table `t` that its stream still needs, with a row of 3,000 bytes for each of two sinks.
+fn needed(number: u64) -> Commit {
+    let body = |sink| OutboxRows {
+        bodies: vec![Bytes::from(vec![b'x'; 3_000])],
+        ..results(sink, number..number, 1)
+    };
+    let progress = Some(progress(b"", number, 0));
+    let rows = vec![log_rows(number..number + 1)];
+    Commit { wait: true, rows, outbox: vec![body("a"), body("b")], progress, ..Commit::default() }
+}
+
+/// A full disk, and a sink that drops nothing holds the ring: what others would drop went, piece by piece
+/// until nothing was left, and made no room. Commits wait for the far side or for room, and all is kept.
+#[tokio::test]
+async fn f06_nothing_is_dropped_that_makes_no_room() {
+    let disk = FakeDisk::default();
+    let keeper = SinkLayout { when_full: WhenFull::Block, ..sink("a") };
+    let both = Layout { sinks: vec![keeper, sink("b")], ..layout() };
+    let (store, _) = open_with(&disk, &options(), both).unwrap();
+    disk.set_full(true);
+    let mut tickets = Vec::new();
+    for number in 0..20 {
+        tickets.push(store.submit(needed(number)).await.unwrap());
+        store.flush();
+        answered(&store).await;
+    }
+    let stats = store.stats();
+    assert!(stats.stalled.is_some() && stats.commits < 12, "the ring has 64 KiB: {stats:?}");
+    assert_eq!((stats.log_rows_dropped, store.backlog("b").dropped), (0, 0));
+
+    disk.set_full(false);
+    store.flush();
+    for ticket in tickets {
+        ticket.await.unwrap();
+    }
+    assert_eq!(logged(&store, 0).await, (0..20).collect::<Vec<_>>());
+    for sink in ["a", "b"] {
+        assert_eq!((waiting(&store, sink).await.len(), store.backlog(sink).dropped), (20, 0));
+    }
+    assert_eq!(store.stats().log_rows_dropped, 0);
+}
+
+/// Where no sink keeps everything, a log that nobody reads gives way, and all commits go on.
+#[tokio::test]
+async fn f06_a_log_gives_way_before_the_others_stand_still() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    disk.set_full(true);
+    for number in 0..40 {
+        let rows = vec![log_rows(number * 100..number * 100 + 100)];
+        let ticket = store.submit(Commit { wait: true, rows, ..Commit::default() }).await.unwrap();
+        store.flush();
+        ticket.await.unwrap();
+        answered(&store).await;
+    }
+    let left = logged(&store, 0).await;
+    let dropped = store.stats().log_rows_dropped;
+    assert!(dropped > 0, "40 times 100 rows of some 30 bytes are more than a ring of 64 KiB");
+    assert_eq!(left, (dropped..4_000).collect::<Vec<_>>(), "the oldest went, and were counted");
+}
