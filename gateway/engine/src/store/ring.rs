@@ -224,7 +224,7 @@ mod tests {
         let mut frame = vec![0; HEADER];
         frame.extend_from_slice(b"body");
         let mut sum = Sum::default();
-        sum.go_on(&frame[..HEADER + 1]);
+        sum.go_on(&frame[..=HEADER]);
         finish(&mut frame, sum, 7, 9, 3);
         assert_eq!(frame.len(), 4096);
         let header = Header::read(&frame).unwrap();
