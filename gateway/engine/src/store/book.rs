@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::damage::Damage;
 use super::files::Files;
 use super::format::{Entry, Kind, key, put_entry, put_entry_with};
-use super::ring::{self, HEADER};
+use super::ring::{self, HEADER, Sum};
 use super::states::States;
 
 /// Where a piece lies.
@@ -153,6 +153,8 @@ pub(super) struct Book {
     /// The frame being made: room for the header, then entries.
     pub(super) draft: Vec<u8>,
     pub(super) draft_live: u32,
+    /// The CRC of what the draft held when there was time for it.
+    sum: Sum,
     /// The memory of a frame that is durable, for the next draft.
     spare: Vec<u8>,
     /// Sequence of the frame being made.
@@ -183,6 +185,7 @@ impl Book {
             frames: VecDeque::new(),
             draft: vec![0; HEADER],
             draft_live: 0,
+            sum: Sum::default(),
             spare: Vec::new(),
             sequence,
             head: 0,
@@ -353,13 +356,25 @@ impl Book {
         self.draft.len() == HEADER
     }
 
+    /// Sums what is in the draft, so that less is to be done when it ends.
+    pub(super) fn sum_draft(&mut self) {
+        self.sum.go_on(&self.draft);
+    }
+
+    /// Empties the draft: what was in it was put elsewhere.
+    pub(super) fn clear_draft(&mut self) {
+        self.draft.truncate(HEADER);
+        self.sum = Sum::default();
+    }
+
     /// Ends the draft: it becomes a frame that is not in the ring yet.
     pub(super) fn close_draft(&mut self) {
         let mut draft = std::mem::take(&mut self.spare);
         draft.clear();
         draft.resize(HEADER, 0);
         let mut memory = std::mem::replace(&mut self.draft, draft);
-        ring::finish(&mut memory, self.sequence, self.files.ring_id, self.files.run);
+        let sum = std::mem::take(&mut self.sum);
+        ring::finish(&mut memory, sum, self.sequence, self.files.ring_id, self.files.run);
         let length = memory.len() as u64;
         let (sequence, live) = (self.sequence, std::mem::take(&mut self.draft_live));
         let (offset, memory) = (None, Some(Arc::new(memory)));

@@ -66,7 +66,9 @@ impl Group {
         }
     }
 
+    /// Gives the places back and answers: in this order, so that who has an answer has room for more.
     fn tell(self, end: &Result<(), StoreError>) {
+        drop(self.slots);
         for tell in self.answers {
             tell(end.clone());
         }
@@ -291,6 +293,9 @@ impl Committer {
         }
         transaction.apply(&work);
         self.group.add(work.commits);
+        if self.flight.is_some() {
+            self.book.sum_draft();
+        }
     }
 
     /// Ends the frame that is being made, if there is anything in it: it waits to be written.

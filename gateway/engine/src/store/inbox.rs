@@ -176,9 +176,8 @@ impl Shared {
             let Ok(slot) = slot else {
                 return Err(self.ended());
             };
+            // It hears of all that is said from here on, also before it is waited for.
             let room = self.room.notified();
-            tokio::pin!(room);
-            room.as_mut().enable();
             if let Some(ticket) = self.push(&mut commit, slot)? {
                 return Ok(ticket);
             }

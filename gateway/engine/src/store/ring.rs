@@ -52,11 +52,29 @@ pub(super) fn frame_bytes(length: usize) -> u64 {
     ((HEADER + length) as u64).next_multiple_of(BLOCK)
 }
 
-/// Puts header and padding around a body, which begins at [`HEADER`] in `frame`.
-pub(super) fn finish(frame: &mut Vec<u8>, sequence: u64, ring: u64, run: u32) {
-    let body = &frame[HEADER..];
-    let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
-    let crc = crc32fast::hash(body);
+/// The CRC of a body that is still growing at its end, as far as it has been looked at.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sum {
+    hasher: crc32fast::Hasher,
+    length: usize,
+}
+
+impl Sum {
+    /// Takes up what has come to the end of the body, which begins at [`HEADER`] in `frame`. What was
+    /// taken up before must not have changed since.
+    pub(super) fn go_on(&mut self, frame: &[u8]) {
+        let fresh = frame.get(HEADER + self.length..).unwrap_or_default();
+        self.hasher.update(fresh);
+        self.length += fresh.len();
+    }
+}
+
+/// Puts header and padding around a body, which begins at [`HEADER`] in `frame`, and of which `sum` is
+/// the beginning.
+pub(super) fn finish(frame: &mut Vec<u8>, mut sum: Sum, sequence: u64, ring: u64, run: u32) {
+    sum.go_on(frame);
+    let length = u32::try_from(sum.length).unwrap_or(u32::MAX);
+    let crc = sum.hasher.finalize();
     let mut rest = Vec::with_capacity(HEADER - 8);
     rest.extend_from_slice(&crc.to_le_bytes());
     rest.extend_from_slice(&length.to_le_bytes());
@@ -205,7 +223,9 @@ mod tests {
     fn a_header_with_any_flipped_bit_is_none() {
         let mut frame = vec![0; HEADER];
         frame.extend_from_slice(b"body");
-        finish(&mut frame, 7, 9, 3);
+        let mut sum = Sum::default();
+        sum.go_on(&frame[..=HEADER]);
+        finish(&mut frame, sum, 7, 9, 3);
         assert_eq!(frame.len(), 4096);
         let header = Header::read(&frame).unwrap();
         assert_eq!((header.sequence, header.ring, header.run, header.length), (7, 9, 3, 4));

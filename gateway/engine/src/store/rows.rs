@@ -23,7 +23,7 @@ use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::{IpcWriteOptions, StreamWriter};
 use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 
-use super::format::{Reader, put_size};
+use super::format::{Reader, put_bytes, put_size};
 use super::stamps::Stamps;
 
 const COMPACT: u8 = 0;
@@ -134,22 +134,36 @@ fn is_compact(data_type: &DataType) -> bool {
 
 /// Appends a column of which the rows lie in several arrays of one type.
 fn encode_column(out: &mut Vec<u8>, parts: &[&ArrayRef]) {
-    let rows: usize = parts.iter().map(Array::len).sum();
-    let nulls: usize = parts.iter().map(Array::null_count).sum();
+    let width = parts.first().and_then(|part| part.data_type().primitive_width());
+    // Each part is asked once: of small batches the asking is what costs.
+    let fixed: Vec<&[u8]> = match width {
+        Some(_) => parts.iter().filter_map(|part| fixed_values(&***part)).collect(),
+        None => Vec::new(),
+    };
+    let rows: usize = match width {
+        Some(width) => fixed.iter().map(|values| values.len()).sum::<usize>() / width,
+        None => parts.iter().map(Array::len).sum(),
+    };
+    let nulls: usize = parts.iter().map(|part| (***part).null_count()).sum();
+    let put_all = |out: &mut Vec<u8>| match width {
+        Some(_) => fixed.iter().for_each(|values| out.extend_from_slice(values)),
+        None => encode_values(out, parts),
+    };
     if rows > 0 && nulls == rows {
         out.push(ALL_NULL);
     } else if nulls > 0 {
         out.push(SOME_NULL);
         put_bits(out, parts.iter().map(|part| (part.len(), part.nulls().map(NullBuffer::inner))));
-        encode_values(out, parts);
-    } else if rows > 1 && is_one_value(parts) {
+        put_all(out);
+    } else if let Some(value) = width.filter(|_| rows > 1).and_then(|w| one_value(&fixed, w)) {
         out.push(ONE_VALUE);
-        if let Some(first) = parts.iter().find(|part| !part.is_empty()) {
-            encode_values(out, &[&first.slice(0, 1)]);
-        }
+        out.extend_from_slice(value);
+    } else if let Some(text) = one_text(parts).filter(|_| rows > 1) {
+        out.push(ONE_VALUE);
+        put_bytes(out, text.as_bytes());
     } else {
         out.push(ALL_VALID);
-        encode_values(out, parts);
+        put_all(out);
     }
 }
 
@@ -168,21 +182,24 @@ fn put_bits<'a>(
     out.extend_from_slice(bits.as_slice());
 }
 
-/// Whether all rows (none is null) hold the same value. Booleans are small enough as they are.
-fn is_one_value(parts: &[&ArrayRef]) -> bool {
-    let Some(first) = parts.iter().find(|part| !part.is_empty()) else {
-        return false;
-    };
-    if let Some(value) = first.as_string_opt::<i32>().map(|strings| strings.value(0)) {
-        let mut strings = parts.iter().filter_map(|part| part.as_string_opt::<i32>());
-        return strings.all(|part| is_repeated(part, value));
-    }
-    let Some((values, width)) = fixed_values(first) else {
-        return false;
-    };
-    let value = &values[..width];
-    let mut values = parts.iter().filter_map(|part| fixed_values(part));
-    values.all(|(values, _)| values.chunks_exact(width).all(|one| one == value))
+/// The bytes of the value, where all rows of a fixed-width column hold the same.
+fn one_value<'a>(parts: &[&'a [u8]], width: usize) -> Option<&'a [u8]> {
+    let value = parts.iter().find_map(|part| part.get(..width))?;
+    parts.iter().all(|part| repeats(part, value)).then_some(value)
+}
+
+/// The text, where all rows of a column of texts (none is null) hold the same.
+fn one_text<'a>(parts: &[&'a ArrayRef]) -> Option<&'a str> {
+    let first = parts.iter().find(|part| !part.is_empty())?;
+    let text = first.as_string_opt::<i32>()?.value(0);
+    let mut strings = parts.iter().filter_map(|part| part.as_string_opt::<i32>());
+    strings.all(|part| is_repeated(part, text)).then_some(text)
+}
+
+/// Whether bytes are `value` again and again: they begin with it, and are the same one further on.
+fn repeats(bytes: &[u8], value: &[u8]) -> bool {
+    bytes.is_empty()
+        || (bytes.starts_with(value) && bytes[value.len()..] == bytes[..bytes.len() - value.len()])
 }
 
 /// Whether every string is `value`.
@@ -194,20 +211,18 @@ fn is_repeated(strings: &StringArray, value: &str) -> bool {
         return false;
     };
     let text = &strings.value_data()[from..to];
-    offsets.windows(2).all(is_long)
-        && (value.is_empty() || text.chunks_exact(value.len()).all(|one| one == value.as_bytes()))
+    offsets.windows(2).all(is_long) && repeats(text, value.as_bytes())
 }
 
-/// The bytes of a fixed-width column's rows, and the width of one.
-fn fixed_values(column: &dyn Array) -> Option<(&[u8], usize)> {
-    let width = column.data_type().primitive_width()?;
-    let values = downcast_primitive_array!(
-        column => column.values().inner().as_slice(),
-        _ => return None,
-    );
-    Some((values, width))
+/// The bytes of a fixed-width column's rows.
+fn fixed_values(column: &dyn Array) -> Option<&[u8]> {
+    downcast_primitive_array!(
+        column => Some(column.values().inner().as_slice()),
+        _ => None,
+    )
 }
 
+/// Appends the values of a column of texts or booleans.
 fn encode_values(out: &mut Vec<u8>, parts: &[&ArrayRef]) {
     let Some(data_type) = parts.first().map(Array::data_type) else {
         return;
@@ -228,11 +243,7 @@ fn encode_values(out: &mut Vec<u8>, parts: &[&ArrayRef]) {
             let booleans = parts.iter().filter_map(|part| part.as_boolean_opt());
             put_bits(out, booleans.map(|part| (part.len(), Some(part.values()))));
         }
-        _ => {
-            for (values, _) in parts.iter().filter_map(|part| fixed_values(part)) {
-                out.extend_from_slice(values);
-            }
-        }
+        _ => {}
     }
 }
 

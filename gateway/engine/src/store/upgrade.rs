@@ -31,7 +31,7 @@ pub(super) fn upgrade(book: &mut Book, mut state: State) -> Result<State, Troubl
             }
             // The draft is no frame: its rows go to shelves from memory.
             fold(book, &state, book.sequence + 1)?;
-            book.draft.truncate(super::ring::HEADER);
+            book.clear_draft();
         }
     }
     state.meta.format = FORMAT_USUAL;

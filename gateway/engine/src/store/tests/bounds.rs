@@ -1,5 +1,7 @@
 //! Bounds of outboxes and of the store, with each policy. A row of one digit weighs 1 + 4 bytes.
 
+use futures::FutureExt;
+
 use super::*;
 
 fn one(sink: SinkLayout) -> Layout {
@@ -81,6 +83,21 @@ async fn block_makes_the_submitter_wait_until_delivery_makes_room() {
     blocked.await.unwrap();
     assert_eq!(bodies(&waiting(&store, "a").await), [1, 2]);
     assert_eq!(store.backlog("a").dropped, 0);
+}
+
+/// Submitters that were answered while their places were still taken asked again and again.
+#[tokio::test]
+async fn who_has_an_answer_finds_room_for_the_next_commit() {
+    let disk = FakeDisk::default();
+    let narrow = StoreOptions { queue: 1, ..options() };
+    let (store, _) = open_with(&disk, &narrow, layout()).unwrap();
+    for number in 0..500 {
+        let outbox = vec![results("a", number..number + 1, 1)];
+        let queued = store.submit(Commit { wait: true, outbox, ..Commit::default() });
+        let ticket = queued.now_or_never().expect("a place is free").unwrap();
+        ticket.await.unwrap();
+    }
+    assert_eq!(bodies(&waiting(&store, "a").await), (0..500).collect::<Vec<_>>());
 }
 
 #[tokio::test]

@@ -124,6 +124,42 @@ fn batches_that_follow_each_other_are_one_value() {
     assert_eq!(decode_rows(&whole.schema(), &bytes), Some(whole));
 }
 
+/// Flag 3 and the value once, or flag 0 and all of them; by hand.
+#[test]
+fn a_value_stands_once_only_where_every_row_of_every_batch_has_it() {
+    let head = |rows| vec![0, 0, 0, 0, 0, 0, 0, 0, rows, 0, 0, 0, 0];
+    let texts = |texts: &[&str]| Arc::new(StringArray::from(texts.to_vec())) as ArrayRef;
+    let numbers = |numbers: &[u16]| Arc::new(UInt16Array::from(numbers.to_vec())) as ArrayRef;
+    for (first, second, expected) in [
+        (numbers(&[7]), numbers(&[7, 7]), vec![3, 7, 0]),
+        (numbers(&[]), numbers(&[7, 7, 7]), vec![3, 7, 0]),
+        // The last row alone, the first alone, and two that take turns.
+        (numbers(&[7]), numbers(&[7, 8]), vec![0, 7, 0, 7, 0, 8, 0]),
+        (numbers(&[8]), numbers(&[7, 7]), vec![0, 8, 0, 7, 0, 7, 0]),
+        (numbers(&[7, 8]), numbers(&[7]), vec![0, 7, 0, 8, 0, 7, 0]),
+        // Bytes that repeat, though not by the width of a value.
+        (numbers(&[0x0707, 0x0707]), numbers(&[0x0807]), vec![0, 7, 7, 7, 7, 7, 8]),
+        (texts(&["aa"]), texts(&["aa", "aa"]), vec![3, 2, 0, 0, 0, b'a', b'a']),
+        (texts(&[""]), texts(&["", ""]), vec![3, 0, 0, 0, 0]),
+        // One text together, and other texts each.
+        (
+            texts(&["a"]),
+            texts(&["aa", "aaa"]),
+            [&[0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0][..], b"aaaaaa"].concat(),
+        ),
+        (
+            texts(&["ab"]),
+            texts(&["ab", "ba"]),
+            [&[0, 2, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0][..], b"ababba"].concat(),
+        ),
+    ] {
+        let batch = |column| RecordBatch::try_from_iter([("c", column)]).unwrap();
+        let mut bytes = Vec::new();
+        encode_rows(&mut bytes, 0, None, &[batch(first), batch(second)]).unwrap();
+        assert_eq!(bytes, [head(3), expected].concat());
+    }
+}
+
 #[test]
 fn a_column_that_the_form_does_not_know_goes_as_arrow_ipc() {
     let words: DictionaryArray<Int32Type> = vec!["a", "b", "a"].into_iter().collect();
