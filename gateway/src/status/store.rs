@@ -192,8 +192,11 @@ pub(super) fn alarms(store: &web::StoreStatus, failed: bool) -> Vec<web::Reason>
         add(format!("the progress of {streams} was not readable: they began anew"));
     }
     let (records, rows) = (store.corrupt_records, store.corrupt_rows);
-    if records > 0 {
-        add(format!("{records} stored values failed their check: {rows} rows are lost"));
+    if records > 0 || rows > 0 {
+        add(format!(
+            "{records} stored values failed their check, and {rows} stored rows are lost: see `quarantine` \
+             in the store's folder and `tidegate store verify`"
+        ));
     }
     alarms
 }
@@ -235,7 +238,7 @@ mod tests {
             "quarantine-1",
             "copied",
             "energy",
-            "7 rows are lost",
+            "7 stored rows are lost",
         ];
         assert_eq!(told.len(), words.len(), "{told:?}");
         for (reason, word) in told.iter().zip(words) {

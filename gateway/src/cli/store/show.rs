@@ -197,8 +197,8 @@ fn figures(contents: &StoreContents) {
 pub(super) fn verified(verified: &StoreVerified) {
     let StoreVerified { rows, corrupt_records, corrupt_rows } = verified;
     say!("{rows} rows and records passed");
-    if *corrupt_records > 0 {
-        say!("{corrupt_records} stored values failed: {corrupt_rows} rows are lost");
+    if corrupt_records + corrupt_rows > 0 {
+        say!("{corrupt_records} stored values failed their check: {corrupt_rows} rows are lost");
     }
 }
 
