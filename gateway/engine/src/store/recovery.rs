@@ -333,6 +333,7 @@ impl Opening<'_> {
         let is_new = self.made_ring.get();
         if (is_new || is_short || replayed.ends_early) && !state.meta.clean {
             tracing::error!(is_new, is_short, "the end of the store's ring is gone");
+            self.recovery.newest_lost = true;
             book.damage.records += 1;
             replayed.broken += 1;
         }

@@ -184,6 +184,9 @@ fn figures(contents: &StoreContents) {
     if recovery.copied {
         tell("a copy", "yes: its files were copied here, new records have a new epoch".to_owned());
     }
+    if recovery.newest_lost {
+        tell("what was stored last", "may be lost: the end of the ring was gone".to_owned());
+    }
     if !recovery.progress_lost.is_empty() {
         tell("streams that began anew", recovery.progress_lost.join(", "));
     }

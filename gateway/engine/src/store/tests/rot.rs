@@ -217,6 +217,7 @@ async fn f05_a_ring_of_somebody_else_is_moved_aside_and_told() {
     let verified = store.verify().await.unwrap();
     assert_eq!((verified.rows, verified.corrupt_rows), (0, ROWS));
     assert_eq!((store.cursor("a"), store.log_end("t"), store.epoch()), (4, 20, 7));
+    assert!(!recovery.newest_lost, "it was closed: the checkpoint knows everything");
     put(&store, "a", 20..21).await;
     let (store, recovery) = open_with(&disk.power_cut(None), &wide(), layout()).unwrap();
     assert_eq!((bodies(&waiting(&store, "a").await), recovery.quarantined), (vec![20], None));
