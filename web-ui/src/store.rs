@@ -38,6 +38,9 @@ pub struct StoreStatus {
     pub corrupt_rows: u64,
     /// Logged rows that were dropped because the store was full.
     pub log_rows_dropped: u64,
+    /// The disk has no room, and what may be dropped is dropped for it.
+    #[serde(default)]
+    pub gives_way: bool,
     /// Commits that wait.
     pub queue_len: u64,
     /// Commits that may wait (`limits.store_queue`).

@@ -116,6 +116,7 @@ impl GatewayStatus {
             buffered: now.records,
             dropped: dropped(&Backlog {
                 dropped: now.dropped.saturating_sub(before.dropped),
+                no_room: now.no_room.saturating_sub(before.no_room),
                 expired: now.expired.saturating_sub(before.expired),
                 lost: now.lost.saturating_sub(before.lost),
                 ..Backlog::default()
@@ -163,7 +164,13 @@ fn stream(name: &str, now: &Counts, before: &Counts, unrouted: u64) -> web::Stre
 
 /// The records of an outbox that were given up, by reason.
 pub(super) fn dropped(backlog: &Backlog) -> BTreeMap<String, u64> {
-    named([("bound", backlog.dropped), ("expired", backlog.expired), ("corrupt", backlog.lost)])
+    let for_room = backlog.no_room.min(backlog.dropped);
+    named([
+        ("bound", backlog.dropped - for_room),
+        ("disk_full", for_room),
+        ("expired", backlog.expired),
+        ("corrupt", backlog.lost),
+    ])
 }
 
 /// Counts by name, without those of nothing.

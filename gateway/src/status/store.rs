@@ -42,6 +42,7 @@ pub fn store_status(stats: StoreStats, recovery: &Recovery) -> web::StoreStatus 
         corrupt_records: stats.corrupt_records,
         corrupt_rows: stats.corrupt_rows,
         log_rows_dropped: stats.log_rows_dropped,
+        gives_way: stats.gives_way,
         queue_len: stats.queue_len as u64,
         queue_capacity: stats.queue_capacity as u64,
         reopened: stats.reopened,
@@ -166,6 +167,11 @@ pub(super) fn alarms(store: &web::StoreStatus, failed: bool) -> Vec<web::Reason>
     if let Some(reason) = &store.stalled {
         add(format!("nothing can be made durable: {reason}"));
     }
+    if store.gives_way {
+        let told = "the disk has no room: the oldest waiting records and rows are dropped for it (`dropped: \
+                    disk_full` of the sinks, `log_rows_dropped`); free some, or lower `store.max_bytes`";
+        add(told.to_owned());
+    }
     if let Some(budget) = store.daily_writes.filter(|budget| store.written_today > *budget) {
         let written = store.written_today;
         add(format!("{written} bytes were written today, more than `daily_writes`: {budget}"));
@@ -228,6 +234,7 @@ mod tests {
             stalled: Some("no room".to_owned()),
             corrupt_records: 2,
             corrupt_rows: 7,
+            gives_way: true,
             recovery: web::RecoveryStatus {
                 quarantined: Some("/s/store.redb.quarantine-1".to_owned()),
                 copied: true,
@@ -239,7 +246,8 @@ mod tests {
         };
         let told: Vec<_> = alarms(&ill, false).into_iter().map(|alarm| alarm.reason).collect();
         let words = [
-            "no room",
+            "nothing can be made durable: no room",
+            "the disk has no room",
             "`daily_writes`: 10",
             "more than 100",
             "quarantine-1",

@@ -131,16 +131,4 @@ impl Committer {
             answer(verifying.reply, verified);
         }
     }
-
-    fn compact(&mut self) -> Result<(u64, u64), Trouble> {
-        let before = self.figures().file_bytes;
-        if self.book.memory() == 0 {
-            self.checkpoint()?;
-        }
-        if let Some(tree) = &mut self.book.files.tree {
-            let compacted = tree.compact();
-            compacted.map_err(|error| Trouble::Io(error.to_string()))?;
-        }
-        Ok((before, self.figures().file_bytes))
-    }
 }

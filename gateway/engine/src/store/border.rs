@@ -298,6 +298,8 @@ pub struct Backlog {
     pub delivered: u64,
     /// Rows dropped by a bound. One that was under way may have arrived all the same.
     pub dropped: u64,
+    /// How many of these the disk had no room for, and no bound of the configuration asked for.
+    pub no_room: u64,
     /// Rows dropped by age; as above.
     pub expired: u64,
     /// Rows refused by the far side.
@@ -375,6 +377,8 @@ pub struct StoreStats {
     pub corrupt_rows: u64,
     /// Log rows dropped because the store was full.
     pub log_rows_dropped: u64,
+    /// The disk has no room, and rows are dropped for it: until there is room again.
+    pub gives_way: bool,
     /// Commits that wait in the queue.
     pub queue_len: usize,
     /// Commits that may wait in the queue.

@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::book::Book;
 use super::border::{StoreError, StoreStats};
 use super::checkpoint::checkpoint;
+use super::compact;
 use super::damage::{contained, drop_contained};
 use super::format::row_bytes;
 use super::inbox::Shared;
@@ -114,6 +115,8 @@ pub(super) struct Committer {
     /// The disk is full, the ring nearly, and nothing may give way: what is left of the ring is for
     /// deliveries, which free room. Why.
     pub(super) held_back: Option<String>,
+    /// Flushes until the tree is looked at again for what is free in it.
+    pub(super) compact_in: u32,
     /// The tree says that the store was closed in order, and nothing was written since.
     pub(super) tree_is_clean: bool,
     /// Who waits for a check of everything stored.
@@ -141,6 +144,7 @@ impl Committer {
             day_base: 0,
             reclaim_failed: false,
             held_back: None,
+            compact_in: compact::LOOK_EVERY,
             tree_is_clean: recovery.clean,
             verifying: VecDeque::new(),
         }
@@ -245,6 +249,7 @@ impl Committer {
         }
         if flush {
             self.book.slim();
+            self.compact_sometimes();
         }
     }
 

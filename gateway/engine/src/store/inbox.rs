@@ -457,6 +457,7 @@ impl Shared {
             oldest_created: state.head_created.filter(|_| records > 0),
             delivered: state.delivered + (state.records() - records),
             dropped: state.dropped,
+            no_room: view.state.counts.get(&*outbox::no_room(sink)).copied().unwrap_or(0),
             expired: state.expired,
             rejected: state.rejected,
             lost: state.lost,

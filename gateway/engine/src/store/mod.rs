@@ -15,6 +15,7 @@ mod book;
 mod border;
 mod checkpoint;
 mod committer;
+mod compact;
 mod damage;
 mod disk;
 mod files;

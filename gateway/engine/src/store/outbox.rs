@@ -497,6 +497,11 @@ pub(super) fn expire(book: &mut Book, sink: &str, state: &mut SinkState, limit: 
     }
 }
 
+/// The durable count of rows of a sink that were dropped because the disk had no room.
+pub(super) fn no_room(sink: &str) -> String {
+    format!("sink/{sink}/no_room")
+}
+
 /// How much is read at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {

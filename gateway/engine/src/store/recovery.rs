@@ -277,23 +277,30 @@ impl Opening<'_> {
     /// Where there is none a new one takes its place, and what lies there instead is moved aside.
     fn ring_of(&mut self, meta: &Meta) -> Result<Found, StoreError> {
         let known = self.disk.length(RING).map_err(|error| self.error(RING, error))?;
-        let mut aside = None;
         if let Some(ring) = self.ring()? {
-            let found = ring::scan(&*ring, Some(meta.ring), meta.tail);
+            let mut found = ring::scan(&*ring, Some(meta.ring), 0);
+            let was_written = found.as_ref().is_ok_and(Vec::is_empty) && ring::is_written(&*ring);
+            if let Ok(found) = &mut found {
+                found.retain(|(_, header)| header.sequence >= meta.tail);
+            }
             let found = found.map_err(|error| self.error(RING, error))?;
-            // Frames that are let go of may be gone; a ring never changes its length.
-            let is_needed = meta.tail <= meta.commit || known != Some(meta.ring_length);
-            if !found.is_empty() || !is_needed {
+            // Frames that are let go of may be gone. A ring never changes its length, and what is
+            // written in it are frames of its own.
+            let fits = known == Some(meta.ring_length) && !was_written;
+            if !found.is_empty() || (meta.tail > meta.commit && fits) {
                 return Ok((ring, meta.ring, found));
             }
         }
-        if known.is_some() {
-            let name = quarantine_name(&**self.disk, RING)?;
-            tracing::error!(name, "the store's ring is not the one that was written: moved aside");
-            self.recovery.quarantined = Some(self.disk.path(&name));
-            aside = Some(name);
-        }
+        let aside = known.map(|_| self.ring_aside()).transpose()?;
         Ok((self.make_ring(aside.as_deref())?, new_ring_id(), Vec::new()))
+    }
+
+    /// The name that what lies in the place of the ring gets.
+    fn ring_aside(&mut self) -> Result<String, StoreError> {
+        let name = quarantine_name(&**self.disk, RING)?;
+        tracing::error!(name, "the store's ring is not the one that was written: moved aside");
+        self.recovery.quarantined = Some(self.disk.path(&name));
+        Ok(name)
     }
 
     /// The usual start: a checkpoint, and the frames behind it.
@@ -359,6 +366,11 @@ impl Opening<'_> {
         let newest = newest.map(|(_, header)| *header);
         let (ring, id) = match (ring, newest) {
             (Some(ring), Some(newest)) => (ring, newest.ring),
+            (Some(ring), None) if ring::is_written(&*ring) => {
+                self.recovery.newest_lost = true;
+                let aside = self.ring_aside()?;
+                (self.make_ring(Some(&aside))?, new_ring_id())
+            }
             (Some(ring), None) if ring.len().is_ok_and(|l| l >= self.options.ring_bytes) => {
                 (ring, new_ring_id())
             }
@@ -383,7 +395,9 @@ impl Opening<'_> {
         let is_new = book.frames.is_empty() && book.outboxes.is_empty() && book.logs.is_empty();
         self.recovery.created = is_new;
         self.recovery.salvaged = aside.is_some() && !is_new;
-        self.recovery.quarantined = aside.as_ref().map(|name| self.disk.path(name));
+        if let Some(name) = &aside {
+            self.recovery.quarantined = Some(self.disk.path(name));
+        }
         if aside.is_some() {
             book.damage.records += 1;
         }

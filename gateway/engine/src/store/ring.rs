@@ -148,6 +148,24 @@ pub(super) fn scan(
     Ok(found)
 }
 
+/// Whether anything is in the file that its making did not put there.
+pub(super) fn is_written(file: &dyn StorageBackend) -> bool {
+    let Ok(length) = file.len() else {
+        return true;
+    };
+    let mut buffer = vec![0; usize::try_from(SCAN_BYTES.min(length)).unwrap_or(0)];
+    let mut at = 0;
+    while at < length {
+        let count = usize::try_from((length - at).min(SCAN_BYTES)).unwrap_or(0);
+        let read = file.read(at, &mut buffer[..count]);
+        if read.is_err() || buffer[..count].iter().any(|byte| *byte != 0) {
+            return true;
+        }
+        at += count as u64;
+    }
+    false
+}
+
 /// Where the next frame of `need` bytes goes in a ring of `capacity` bytes in which frames lie from
 /// `tail` to `head`; `None` tail: there are none. `None` where there is no room.
 pub(super) fn place(capacity: u64, tail: Option<u64>, head: u64, need: u64) -> Option<u64> {

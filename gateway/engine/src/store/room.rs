@@ -10,6 +10,7 @@ use super::checkpoint::checkpoint;
 use super::committer::Committer;
 use super::damage::{Trouble, contained};
 use super::fold::fold;
+use super::outbox;
 use super::recovery::keep_reserve;
 use super::transaction::Transaction;
 
@@ -33,6 +34,7 @@ impl Committer {
     /// go of a frame or a shelf must be durable before that is written over or removed.
     pub(super) fn keep_room(&mut self) {
         let capacity = self.book.files.ring_length;
+        self.look_for_room();
         self.book.files.shelves.sweep();
         self.book.free(self.state.meta.commit);
         if !self.needs_room() {
@@ -115,11 +117,30 @@ impl Committer {
         let claims = self.shared.claims();
         let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
         let is_pinned = self.is_pinned(layout);
+        let before: Vec<(Arc<str>, u64)> =
+            self.state.sinks.iter().map(|(name, sink)| (name.clone(), sink.dropped)).collect();
         let (book, state, now) = (&mut self.book, &mut self.state, self.now);
         let mut transaction = Transaction { book, state, layout, max_bytes, now };
         let gave = transaction.give_way(GIVE_WAY_BYTES, is_pinned);
+        for (name, dropped) in before {
+            let now = self.state.sinks.get(&name).map_or(0, |sink| sink.dropped);
+            if now > dropped {
+                let count = self.state.counts.entry(outbox::no_room(&name).into()).or_default();
+                *count += now - dropped;
+            }
+        }
         self.snapshot_due = true;
+        self.stats.gives_way |= gave;
         gave
+    }
+
+    /// Takes back that rows are dropped for want of room, once the disk has some.
+    fn look_for_room(&mut self) {
+        let wanted = self.book.files.ring_length / 4;
+        if self.stats.gives_way && self.book.files.disk.room().is_ok_and(|room| room >= wanted) {
+            self.stats.gives_way = false;
+            tracing::info!("the disk has room again: nothing is dropped for want of it");
+        }
     }
 
     /// Whether the oldest frame of the ring has rows of a sink that drops none for newer ones. Then the

@@ -233,3 +233,56 @@ async fn a_backlog_of_many_rings_lies_on_shelves_and_its_room_comes_back() {
     assert_eq!(shelves(&cut), 0, "nothing is needed of them");
     assert_eq!(store.stats().held_bytes, 5);
 }
+
+/// Dead letters of 3 MB in all come and go; a hundred flushes later their room is given back, once.
+/// The power goes at any operation of that: what waits is all there.
+#[tokio::test]
+async fn room_in_the_tree_is_given_back_by_itself() {
+    let filled = async || {
+        let disk = FakeDisk::default();
+        let (store, _) = open(&disk).unwrap();
+        let bodies = vec![Bytes::from(vec![b'x'; 30_000]); 100];
+        let large = OutboxRows { bodies, ..results("a", 0..0, 1) };
+        commit(&store, Commit { outbox: vec![large], ..Commit::default() }).await.unwrap();
+        for position in 1..=100 {
+            store.reject("a", position, "no");
+        }
+        put(&store, "b", 0..5).await;
+        assert_eq!(store.backlog("a").letters, 100);
+        assert_eq!(store.discard("a", vec![]).await.unwrap(), 100);
+        (disk, store)
+    };
+    let flush = async |store: &Store| {
+        for _ in 0..100 {
+            store.flush();
+            answered(store).await;
+        }
+    };
+    let length = |disk: &FakeDisk| {
+        let files = disk.contents();
+        files.iter().find(|(name, _)| name == "store.redb").map(|(_, bytes)| bytes.len()).unwrap()
+    };
+    let (disk, store) = filled().await;
+    assert!(length(&disk) > 3_000_000, "{}", length(&disk));
+    let before = disk.operations();
+    flush(&store).await;
+    assert!(length(&disk) < 1 << 20, "{}", length(&disk));
+    let operations = disk.operations() - before;
+    let written = store.stats().bytes_written;
+    flush(&store).await;
+    assert_eq!(store.stats().bytes_written, written, "there is nothing more to gain");
+
+    for at in (1..=operations).step_by(5) {
+        let (disk, store) = filled().await;
+        disk.crash_at(disk.operations() + at);
+        tokio::select! {
+            biased;
+            () = flush(&store) => {}
+            () = disk.death() => {}
+        }
+        let (store, recovery) = open(&disk.power_cut(Some(at))).unwrap();
+        assert_eq!((recovery.quarantined, recovery.corrupt_records), (None, 0), "operation {at}");
+        assert_eq!(bodies(&waiting(&store, "b").await), [0, 1, 2, 3, 4], "operation {at}");
+        assert_eq!(store.backlog("a").letters, 0, "operation {at}");
+    }
+}
