@@ -304,7 +304,9 @@ async fn crash(seed: u64) {
     let mut cut = disk.power_cut(torn);
     let name = format!("seed {seed}, crash, torn {torn:?}");
     if dice.below(2) == 0 {
-        let again = 1 + dice.roll() % 60;
+        let whole = cut.killed();
+        drop(open_with(&whole, &options(), crash_layout()));
+        let again = 1 + dice.roll() % whole.operations();
         cut.crash_at(again);
         drop(open_with(&cut, &options(), crash_layout()));
         cut = cut.power_cut(Some(dice.roll()));
