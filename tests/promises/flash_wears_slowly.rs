@@ -82,8 +82,8 @@ fn f10_bytes_on_the_flash_for_each_byte() {
         let rate = rows * 100;
         if rows == 0 {
             say(format_args!("F10: idle {seconds:.0} s: {written} bytes, {day:.1} MB a day"));
-            // The file system itself writes its superblock once in a while.
-            assert!(written <= 64 << 10, "{written} bytes while nothing happened");
+            // The file system itself writes its superblock once in a while, with its journal.
+            assert!(written <= 12 << 10, "{written} bytes while nothing happened");
             continue;
         }
         say(format_args!(
@@ -91,8 +91,7 @@ fn f10_bytes_on_the_flash_for_each_byte() {
              device, {factor:.2} for each, {day:.0} MB a day"
         ));
         let bar = if rate == 1_000 { 3.0 } else { 1.5 };
-        // A short run, perhaps beside many others, is held to three times as much.
-        let slack = if soak() { 1.0 } else { 3.0 };
-        assert!(factor <= bar * slack, "{factor:.2} at {rate} points a second");
+        // Both refuse one redb file with all rows, which took 4.7 and 1.7.
+        assert!(factor <= bar, "{factor:.2} at {rate} points a second");
     }
 }

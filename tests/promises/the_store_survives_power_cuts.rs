@@ -20,7 +20,7 @@ const ROWS: u64 = 5;
 
 #[test]
 fn f02_the_power_goes() {
-    let rounds = setting("TIDEGATE_TEST_POWER_CUTS", if soak() { 30 } else { 3 });
+    let rounds = setting("TIDEGATE_TEST_POWER_CUTS", if soak() { 30 } else { 10 });
     let scratch = Scratch::new("power");
     let Some(disk) = Disk::ext4(&scratch, 64) else { return };
     let store = disk.path().join("store");

@@ -48,7 +48,7 @@ pub(super) trait Disk: Debug + Send + Sync {
     /// Bytes that files can still grow by.
     fn room(&self) -> io::Result<u64>;
 
-    /// Makes the names of new files durable.
+    /// Makes the names of all files durable, as they are now.
     fn sync_names(&self) -> io::Result<()>;
 
     /// Removes a file if it is there.

@@ -92,6 +92,8 @@ pub(super) fn open(
         bad_states: Vec::new(),
         made_ring: Cell::new(false),
     };
+    // Names that a process gave, and was killed before it synced them, are relied on from here.
+    disk.sync_names().map_err(|error| io_error(&**disk, LOCK, error))?;
     for name in [TREE_NEW, RING_NEW] {
         disk.remove(name).map_err(|error| io_error(&**disk, name, error))?;
     }

@@ -304,7 +304,9 @@ async fn crash(seed: u64) {
     let mut cut = disk.power_cut(torn);
     let name = format!("seed {seed}, crash, torn {torn:?}");
     if dice.below(2) == 0 {
-        let again = 1 + dice.roll() % 60;
+        let whole = cut.killed();
+        drop(open_with(&whole, &options(), crash_layout()));
+        let again = 1 + dice.roll() % whole.operations();
         cut.crash_at(again);
         drop(open_with(&cut, &options(), crash_layout()));
         cut = cut.power_cut(Some(dice.roll()));
@@ -316,10 +318,18 @@ async fn crash(seed: u64) {
 }
 
 /// The row whose place a gap's notice had taken lay in a frame that was written over, and was told
-/// as damage: one of 29,487 crashes.
+/// as damage: one of 29,487 crashes. The operation moves with each that a start has more or fewer of, so
+/// that those about it are tried as well.
 #[tokio::test]
 async fn f02_a_dropped_row_that_is_written_over_is_no_damage() {
-    crash(29_487).await;
+    let (seed, torn) = (29_487, Some(9_879_045_379_702_032_574));
+    for at in 316..=366 {
+        let disk = FakeDisk::default();
+        disk.crash_at(at);
+        let mut told = Told::default();
+        drop(run(&disk, seed, &mut told).await);
+        verify(&disk.power_cut(torn), seed, &told, &format!("crash at {at}")).await;
+    }
 }
 
 /// What a run that went to its end was told.

@@ -1,4 +1,10 @@
 //! A disk that keeps "on the device" and "written, not synced" apart, and fails when told.
+//!
+//! Names are kept apart as well, as ext4 does (`data=ordered`): a creation, a rename and a removal are
+//! durable when the folder was synced, and with nothing else; a rename is seen as a whole or not at all.
+//! What was not synced a power cut keeps or loses by dice: names up to one of their changes, or any of
+//! them. A sync of the folder that fails leaves its changes unsynced and the next one may succeed: a
+//! journal that failed takes no more, so that no later sync would lie.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -9,6 +15,7 @@ use std::sync::{Arc, Mutex};
 
 use redb::StorageBackend;
 
+use super::medium::{Change, FakeFile, Inode, NameChange, Names, apply, apply_name, left_of};
 use crate::store::disk::Disk;
 use crate::store::identity::Birth;
 
@@ -28,38 +35,14 @@ impl Dice {
     }
 }
 
-#[derive(Debug, Clone)]
-enum Change {
-    Length(usize),
-    Bytes(usize, Vec<u8>),
-}
-
-fn apply(bytes: &mut Vec<u8>, change: &Change) {
-    match change {
-        Change::Length(length) => bytes.resize(*length, 0),
-        Change::Bytes(offset, data) => {
-            let end = offset + data.len();
-            if bytes.len() < end {
-                bytes.resize(end, 0);
-            }
-            bytes[*offset..end].copy_from_slice(data);
-        }
-    }
-}
-
-#[derive(Debug, Default, Clone)]
-struct FakeFile {
-    /// What a power cut leaves.
-    device: Vec<u8>,
-    /// What is written and not synced, in order.
-    dirty: Vec<Change>,
-    /// What a read sees.
-    cache: Vec<u8>,
-}
-
 #[derive(Debug, Default)]
 struct Inner {
-    files: BTreeMap<String, Arc<Mutex<FakeFile>>>,
+    /// What a look into the folder shows.
+    files: Names,
+    /// The names that a power cut leaves.
+    durable: Names,
+    /// Changes of names since the folder was synced, in order.
+    unsynced: Vec<NameChange>,
     operations: u64,
     crash_at: Option<u64>,
     fail_at: Option<(u64, io::ErrorKind)>,
@@ -75,6 +58,27 @@ struct Inner {
     born: u128,
     /// Told when it crashes.
     death: Arc<tokio::sync::Notify>,
+}
+
+impl Inner {
+    fn rename(&mut self, change: NameChange) {
+        apply_name(&mut self.files, &change);
+        self.unsynced.push(change);
+    }
+
+    /// The names after a power cut: those that are durable, and with `dice` what changed since up to a
+    /// point, or any of it.
+    fn names_left(&self, dice: &mut Option<Dice>) -> Names {
+        let mut names = self.durable.clone();
+        let Some(dice) = dice else { return names };
+        let prefix = (dice.below(2) == 0).then(|| dice.below(self.unsynced.len() + 1));
+        for (index, change) in self.unsynced.iter().enumerate() {
+            if prefix.map_or_else(|| dice.below(2) == 0, |prefix| index < prefix) {
+                apply_name(&mut names, change);
+            }
+        }
+        names
+    }
 }
 
 /// The disk; clones are the same one.
@@ -143,31 +147,51 @@ impl FakeDisk {
     /// What the power leaves behind when it goes now: nothing unsynced, or with `seed` any part
     /// of it, torn at 512 bytes.
     pub(super) fn power_cut(&self, seed: Option<u64>) -> FakeDisk {
-        // Not held while files are: a store that has not noticed yet holds one and asks for it.
-        let files = self.inner.lock().unwrap().files.clone();
         let mut dice = seed.map(|seed| Dice(seed | 1));
-        let files = files.iter().map(|(name, file)| {
-            let file = file.lock().unwrap();
-            let mut device = file.device.clone();
-            for change in &file.dirty {
-                let Some(dice) = &mut dice else { continue };
-                match change {
-                    Change::Bytes(offset, data) => {
-                        for (index, sector) in data.chunks(512).enumerate() {
-                            if dice.roll() & 1 == 1 {
-                                let at = offset + index * 512;
-                                apply(&mut device, &Change::Bytes(at, sector.to_vec()));
-                            }
-                        }
-                    }
-                    Change::Length(_) => apply(&mut device, change),
-                }
-            }
-            let file = FakeFile { cache: device.clone(), device, dirty: Vec::new() };
-            (name.clone(), Arc::new(Mutex::new(file)))
+        // Not held while files are: a store that has not noticed yet holds one and asks for it.
+        let (names, born) = {
+            let inner = self.inner.lock().unwrap();
+            let mut of_names = seed.map(|seed| Dice(seed.rotate_left(17) | 1));
+            (inner.names_left(&mut of_names), inner.born)
+        };
+        let left = names.into_iter().map(|(name, file)| {
+            let file = left_of(&file.lock().unwrap(), &mut dice);
+            (name, Arc::new(Mutex::new(file)))
         });
-        let born = self.inner.lock().unwrap().born;
-        let inner = Inner { files: files.collect(), born, ..Inner::default() };
+        let files: Names = left.collect();
+        FakeDisk::new(Inner { durable: files.clone(), files, born, ..Inner::default() })
+    }
+
+    /// What the next process finds when this one is killed now: all that was written, synced or not.
+    pub(super) fn killed(&self) -> FakeDisk {
+        let (files, durable, unsynced, born) = {
+            let inner = self.inner.lock().unwrap();
+            (inner.files.clone(), inner.durable.clone(), inner.unsynced.clone(), inner.born)
+        };
+        // The same file stays one file under all its names.
+        let mut copies: Vec<(Inode, Inode)> = Vec::new();
+        let mut copy = |inode: &Inode| {
+            if let Some((_, copy)) = copies.iter().find(|(of, _)| Arc::ptr_eq(of, inode)) {
+                return Arc::clone(copy);
+            }
+            let copy = Arc::new(Mutex::new(inode.lock().unwrap().clone()));
+            copies.push((Arc::clone(inode), Arc::clone(&copy)));
+            copy
+        };
+        let mut names = |names: Names| -> Names {
+            names.iter().map(|(name, inode)| (name.clone(), copy(inode))).collect()
+        };
+        let (files, durable) = (names(files), names(durable));
+        let unsynced = unsynced.into_iter().map(|change| match change {
+            NameChange::Put(name, inode) => NameChange::Put(name, copy(&inode)),
+            NameChange::Rename(from, to, inode) => NameChange::Rename(from, to, copy(&inode)),
+            NameChange::Remove(name) => NameChange::Remove(name),
+        });
+        let unsynced = unsynced.collect();
+        FakeDisk::new(Inner { files, durable, unsynced, born, ..Inner::default() })
+    }
+
+    fn new(inner: Inner) -> FakeDisk {
         FakeDisk { inner: Arc::new(Mutex::new(inner)), ..FakeDisk::default() }
     }
 
@@ -193,12 +217,17 @@ impl FakeDisk {
     /// Puts a file on the device.
     pub(super) fn place(&self, name: &str, bytes: &[u8]) {
         let (device, cache) = (bytes.to_vec(), bytes.to_vec());
-        self.put(name, FakeFile { device, cache, dirty: Vec::new() });
+        let file = Arc::new(Mutex::new(FakeFile { device, cache, dirty: Vec::new() }));
+        let mut inner = self.inner.lock().unwrap();
+        inner.files.insert(name.to_owned(), Arc::clone(&file));
+        inner.durable.insert(name.to_owned(), file);
     }
 
     /// Removes a file from the device.
     pub(super) fn forget(&self, name: &str) {
-        self.inner.lock().unwrap().files.remove(name).unwrap();
+        let mut inner = self.inner.lock().unwrap();
+        inner.files.remove(name).unwrap();
+        inner.durable.remove(name);
     }
 
     /// Syncs of files whose names begin so.
@@ -234,12 +263,21 @@ impl FakeDisk {
         }
     }
 
-    fn file(&self, name: &str) -> Option<Arc<Mutex<FakeFile>>> {
+    fn file(&self, name: &str) -> Option<Inode> {
         self.inner.lock().unwrap().files.get(name).cloned()
     }
 
-    fn put(&self, name: &str, file: FakeFile) {
-        self.inner.lock().unwrap().files.insert(name.to_owned(), Arc::new(Mutex::new(file)));
+    fn rename(&self, change: NameChange) {
+        self.inner.lock().unwrap().rename(change);
+    }
+
+    /// The file of that name, made where there is none. What it held stays.
+    fn file_or_new(&self, name: &str) -> Inode {
+        self.file(name).unwrap_or_else(|| {
+            let file = Inode::default();
+            self.rename(NameChange::Put(name.to_owned(), Arc::clone(&file)));
+            file
+        })
     }
 }
 
@@ -275,10 +313,13 @@ impl Disk for FakeDisk {
 
     fn open(&self, name: &str, create: bool) -> io::Result<Box<dyn StorageBackend>> {
         self.step(false)?;
-        if create {
-            self.put(name, FakeFile::default());
-        }
-        let file = self.file(name).ok_or(io::ErrorKind::NotFound)?;
+        let file = if create {
+            let file = self.file_or_new(name);
+            file.lock().unwrap().change(Change::Length(0));
+            file
+        } else {
+            self.file(name).ok_or(io::ErrorKind::NotFound)?
+        };
         {
             // Clean pages are dropped, dirty ones stay: as fadvise does.
             let mut file = file.lock().unwrap();
@@ -291,14 +332,14 @@ impl Disk for FakeDisk {
 
     fn publish(&self, from: &str, to: &str, aside: Option<&str>) -> io::Result<()> {
         self.step(false)?;
-        let mut inner = self.inner.lock().unwrap();
         if let Some(aside) = aside {
-            let old = inner.files[to].clone();
-            inner.files.insert(aside.to_owned(), old);
+            let old = self.file(to).ok_or(io::ErrorKind::NotFound)?;
+            self.rename(NameChange::Put(aside.to_owned(), old));
+            self.step(false)?;
         }
-        let file = inner.files.remove(from).ok_or(io::ErrorKind::NotFound)?;
-        inner.files.insert(to.to_owned(), file);
-        Ok(())
+        let file = self.file(from).ok_or(io::ErrorKind::NotFound)?;
+        self.rename(NameChange::Rename(from.to_owned(), to.to_owned(), file));
+        self.sync_names()
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -311,12 +352,18 @@ impl Disk for FakeDisk {
     }
 
     fn sync_names(&self) -> io::Result<()> {
-        self.step(false)
+        self.step(false)?;
+        let mut inner = self.inner.lock().unwrap();
+        inner.durable = inner.files.clone();
+        inner.unsynced.clear();
+        Ok(())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         self.step(false)?;
-        self.inner.lock().unwrap().files.remove(name);
+        if self.file(name).is_some() {
+            self.rename(NameChange::Remove(name.to_owned()));
+        }
         Ok(())
     }
 
@@ -330,15 +377,20 @@ impl Disk for FakeDisk {
         if bytes.len() > self.left() {
             return Err(io::Error::from(io::ErrorKind::StorageFull));
         }
-        let (device, cache) = (bytes.to_vec(), bytes.to_vec());
-        self.put(name, FakeFile { device, cache, dirty: Vec::new() });
-        Ok(())
+        let beside = format!("{name}.new");
+        let file = self.file_or_new(&beside);
+        file.lock().unwrap().change(Change::Length(0));
+        file.lock().unwrap().change(Change::Bytes(0, bytes.to_vec()));
+        self.step(false)?;
+        file.lock().unwrap().sync();
+        self.publish(&beside, name, None)
     }
 
     fn append(&self, name: &str, bytes: &[u8], _: u64) -> io::Result<()> {
-        let mut all = self.file(name).map_or(Vec::new(), |f| f.lock().unwrap().cache.clone());
-        all.extend_from_slice(bytes);
-        self.put(name, FakeFile { device: all.clone(), cache: all, dirty: Vec::new() });
+        let file = self.file_or_new(name);
+        let mut file = file.lock().unwrap();
+        let end = file.cache.len();
+        file.change(Change::Bytes(end, bytes.to_vec()));
         Ok(())
     }
 }
@@ -346,7 +398,7 @@ impl Disk for FakeDisk {
 #[derive(Debug)]
 struct FakeBackend {
     name: String,
-    file: Arc<Mutex<FakeFile>>,
+    file: Inode,
     disk: FakeDisk,
 }
 
@@ -364,8 +416,7 @@ impl FakeBackend {
         if broken.iter().any(|broken| self.name.starts_with(broken)) {
             return Err(io::Error::other("a broken file"));
         }
-        apply(&mut file.cache, &change);
-        file.dirty.push(change);
+        file.change(change);
         Ok(())
     }
 }
@@ -400,11 +451,10 @@ impl StorageBackend for FakeBackend {
             *inner.syncs.entry(self.name.clone()).or_default() += 1;
         }
         // A failed sync leaves the pages clean and the device without them: the next one succeeds.
-        let dirty = std::mem::take(&mut file.dirty);
         if outcome.is_ok() {
-            for change in &dirty {
-                apply(&mut file.device, change);
-            }
+            file.sync();
+        } else {
+            file.dirty.clear();
         }
         drop(turn);
         outcome

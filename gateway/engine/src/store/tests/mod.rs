@@ -10,6 +10,7 @@ mod flow;
 mod keeping;
 mod kill;
 mod looking;
+mod medium;
 mod relayout;
 mod rot;
 mod stamps;
