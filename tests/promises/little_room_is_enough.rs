@@ -1,24 +1,31 @@
-//! Faults F25 and F26: a gateway in 128 MB of memory, with 64 open files, and with files that may
-//! not grow.
+//! Faults F25 and F26: a gateway in 128 MB of memory, killed because there is less, with 64 open files, and
+//! with files that may not grow.
 //!
 //! It does its work within the memory that a small board has. Where it has no file left for another
 //! visitor, the visitor waits and the plant does not. A file that may not grow is a full disk.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
+use crate::failing_syncs_lie_to_nobody::{feed, publish};
 use crate::harness::broker::Broker;
 use crate::harness::gateway::{Gateway, ask, count, head, part};
+use crate::harness::mqtt::Client;
+use crate::harness::records::{assert_complete, assert_contiguous, of_stream, repeated};
 use crate::harness::subscriber::Subscriber;
-use crate::harness::{Scratch, command, free_port, program, say, secs, soak, tidegate, wait_until};
+use crate::harness::{
+    Program, Scratch, command, free_port, program, python, say, secs, soak, tidegate, wait_until,
+};
 
 /// A memory control group of the test's own (version 1); removed with this, once it is empty.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
-    fn new(bytes: u64) -> Option<Self> {
-        let name = format!("tidegate-test-{}", std::process::id());
+    fn new(name: &str, bytes: u64) -> Option<Self> {
+        let name = format!("tidegate-test-{name}-{}", std::process::id());
         let path = PathBuf::from("/sys/fs/cgroup/memory").join(name);
         if let Err(error) = fs::create_dir(&path) {
             say(format_args!("SKIPPED: no memory control group (version 1) can be made: {error}"));
@@ -26,6 +33,13 @@ impl Cgroup {
         }
         fs::write(path.join("memory.limit_in_bytes"), bytes.to_string()).expect("a control group");
         Some(Self(path))
+    }
+
+    /// A command that runs a program in it.
+    fn run(&self, path: impl AsRef<OsStr>) -> Command {
+        let mut limited = command("/bin/sh");
+        limited.args(["-c", "echo $$ >\"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.0).arg(path);
+        limited
     }
 
     fn read(&self, name: &str) -> String {
@@ -72,10 +86,8 @@ streams:
 sinks: [ {{ name: nobody, driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{nobody}\" }} }} }} ]
 "
     );
-    let Some(group) = Cgroup::new(128_000_000) else { return };
-    let mut limited = command("/bin/sh");
-    limited.args(["-c", "echo $$ >\"$0/cgroup.procs\" && exec \"$@\""]).arg(&group.0);
-    limited.arg(tidegate());
+    let Some(group) = Cgroup::new("load", 128_000_000) else { return };
+    let limited = group.run(tidegate());
     let path = scratch.file("tidegate.yaml", &config);
     let mut gateway = Gateway::start_by(&scratch, limited, &path, &[]);
     let seconds: f64 = if soak() { 300.0 } else { 25.0 };
@@ -95,6 +107,57 @@ sinks: [ {{ name: nobody, driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{nobody}\"
     let counted = if cfg!(debug_assertions) { own } else { all };
     assert!(counted * 1024 < 100_000_000, "{counted} kB");
     assert_eq!(gateway.stop().code, Some(0));
+}
+
+/// Takes memory, a MiB every 5 ms, until a process is gone.
+const HOG: &str = "import os, sys, time
+taken = []
+while os.path.exists('/proc/' + sys.argv[1]):
+    taken.append(b'x' * (1 << 20))
+    time.sleep(0.005)
+time.sleep(60)";
+
+/// Memory runs out beside the gateway, and the system kills it for that (SIGKILL by the kernel, in the midst
+/// of its work), three times: as after any kill nothing is lost, altered or out of order (F1).
+#[test]
+fn f25_a_kill_for_want_of_memory_loses_nothing() {
+    let scratch = Scratch::new("oom");
+    let Some(group) = Cgroup::new("oom", 256 << 20) else { return };
+    let broker = Broker::start(&scratch, "");
+    let far_side = Subscriber::start(broker.port, "out", None);
+    far_side.wait_subscribed();
+    let path = scratch.file("tidegate.yaml", feed(&scratch, broker.port));
+    let mut gateway = Gateway::start_by(&scratch, group.run(tidegate()), &path, &[]);
+    gateway.wait_up();
+    let mut client = Client::connect(broker.port, "near-side").expect("a broker");
+    let mut next = publish(&mut client, 0);
+    let kills = 3;
+    for _ in 0..kills {
+        // The one that goes first, whoever asks for the memory.
+        let score = format!("/proc/{}/oom_score_adj", gateway.pid());
+        fs::write(score, "1000").expect("the gateway's score");
+        let mut hog = group.run(python());
+        hog.args(["-c", HOG, &gateway.pid().to_string()]);
+        hog.stdin(Stdio::null()).stdout(Stdio::null());
+        let hog = Program::start("the hog", &mut hog, &scratch.join("hog.log"));
+        next = publish(&mut client, next);
+        // No exit code: a signal.
+        assert_eq!(gateway.wait(secs(20)), None, "{}", gateway.log());
+        drop(hog);
+        gateway = Gateway::start_by(&scratch, group.run(tidegate()), &path, &[]);
+        gateway.wait_up();
+        next = publish(&mut client, next);
+    }
+    let oom = group.read("memory.oom_control");
+    let killed = oom.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    assert_eq!(killed, Some(&*kills.to_string()), "{oom}");
+    far_side.wait_value("rows", "n", next - 1, secs(30));
+    gateway.wait_drained(secs(20));
+    assert_eq!(gateway.stop().code, Some(0));
+    let rows = of_stream(&far_side.records(), "rows");
+    repeated(&rows);
+    assert_complete(&rows, "n", 0, next - 1);
+    assert_contiguous(&rows);
 }
 
 /// A generator whose rows go to a broker, with records of a given size.
