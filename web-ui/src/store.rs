@@ -16,7 +16,7 @@ pub struct StoreStatus {
     pub commits: u64,
     /// Size of the store's files.
     pub file_bytes: u64,
-    /// Bound of the store (`store.max_bytes`).
+    /// Bound of what it holds (`store.max_bytes`): of `held_bytes`; the files take somewhat more.
     pub file_bytes_max: u64,
     /// Bytes of rows, waiting records and dead letters.
     pub held_bytes: u64,

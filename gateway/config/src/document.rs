@@ -99,7 +99,8 @@ pub struct StoreSection {
     /// The store's folder; created where it is missing.
     #[serde(default = "default_store_path")]
     pub path: String,
-    /// Bytes that the store may hold in all.
+    /// Bytes of rows, waiting records and dead letters in all. The files take more: `ring`, a reserve of
+    /// 1 MiB, the states of streams, and for each table and sink with a backlog up to two shelves of 4 MiB.
     #[serde(default = "default_store_max_bytes")]
     pub max_bytes: Bytes,
     /// How long accepted rows may wait for their commit: at most these are lost by a power cut.

@@ -73,6 +73,23 @@ impl Folder {
         File::open(&self.0)?.sync_all()
     }
 
+    /// Makes the folder, and those that it lies in, where they are missing; durably, so that no power cut
+    /// takes the whole store along.
+    fn make(&self) -> io::Result<()> {
+        let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let missing: Vec<&Path> = self.0.ancestors().take_while(is_missing).collect();
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        for folder in missing {
+            let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+            match File::open(parent.unwrap_or(Path::new("."))) {
+                Ok(parent) => parent.sync_all()?,
+                // One that may be written to and not read cannot be synced.
+                Err(error) => tracing::warn!(%error, folder = %folder.display(), "not synced"),
+            }
+        }
+        Ok(())
+    }
+
     fn options() -> OpenOptions {
         let mut options = OpenOptions::new();
         options.mode(0o600);
@@ -94,7 +111,7 @@ impl Disk for Folder {
     }
 
     fn lock(&self, name: &str) -> io::Result<Option<Box<dyn Debug + Send>>> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        self.make()?;
         let file =
             Self::options().create(true).truncate(false).write(true).open(self.path(name))?;
         match file.try_lock() {

@@ -47,6 +47,8 @@ struct Inner {
     crash_at: Option<u64>,
     fail_at: Option<(u64, io::ErrorKind)>,
     full: bool,
+    /// A sync of the folder says that it was done, and does nothing.
+    forgets_names: bool,
     /// Bytes that all files may have together.
     capacity: Option<usize>,
     /// Beginnings of the names of files that take no writes.
@@ -104,6 +106,11 @@ impl FakeDisk {
     /// The `operation`th fails; later ones work.
     pub(super) fn fail_at(&self, operation: u64, kind: io::ErrorKind) {
         self.inner.lock().unwrap().fail_at = Some((operation, kind));
+    }
+
+    /// From now on syncs of the folder do nothing.
+    pub(super) fn forget_names(&self) {
+        self.inner.lock().unwrap().forgets_names = true;
     }
 
     /// The file cannot grow until this is taken back.
@@ -354,6 +361,9 @@ impl Disk for FakeDisk {
     fn sync_names(&self) -> io::Result<()> {
         self.step(false)?;
         let mut inner = self.inner.lock().unwrap();
+        if inner.forgets_names {
+            return Ok(());
+        }
         inner.durable = inner.files.clone();
         inner.unsynced.clear();
         Ok(())

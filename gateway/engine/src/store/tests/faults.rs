@@ -110,6 +110,38 @@ async fn f02_a_power_cut_at_every_operation_loses_nothing_durable() {
     }
 }
 
+/// The control: whoever forgets to sync the folder is found out, in a new store and where rows went to
+/// new shelves.
+#[tokio::test]
+async fn f02_a_folder_that_was_not_synced_is_found_out() {
+    let disk = FakeDisk::default();
+    disk.forget_names();
+    run(&disk, &mut Told::default()).await.unwrap();
+    let (store, recovery) = open(&disk.power_cut(None)).unwrap();
+    assert!(recovery.created && store.progress("s").is_none(), "a store without names is gone");
+    drop(store);
+
+    for forgets in [false, true] {
+        let disk = FakeDisk::default();
+        let (store, _) = open(&disk).unwrap();
+        if forgets {
+            disk.forget_names();
+        }
+        // A ring of 64 KiB, and three times as much that waits: most of it goes to shelves.
+        for number in 0..20 {
+            let bodies = vec![Bytes::from(vec![b'x'; 9_000])];
+            let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1) }];
+            commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+            answered(&store).await;
+        }
+        assert!(disk.names().iter().any(|name| name.starts_with("store.shelf-")));
+        let (left, _) = open(&disk.power_cut(None)).unwrap();
+        assert_eq!(waiting(&left, "a").await.len() == 20, !forgets);
+        left.close().await.unwrap();
+        store.close().await.unwrap();
+    }
+}
+
 /// F4: the power fails again while the store recovers.
 #[tokio::test]
 async fn f04_a_second_power_cut_during_recovery_loses_nothing_durable() {
