@@ -13,7 +13,7 @@ use crate::harness::records::{assert_complete, assert_contiguous, of_stream, rep
 use crate::harness::subscriber::Subscriber;
 use crate::harness::{Scratch, say, secs, wait_until};
 
-fn feed(scratch: &Scratch, broker: u16) -> String {
+pub(crate) fn feed(scratch: &Scratch, broker: u16) -> String {
     let head = head(scratch);
     format!(
         "{head}
@@ -30,7 +30,7 @@ sinks:
 }
 
 /// Publishes a hundred numbers, one every 10 ms.
-fn publish(client: &mut Client, from: i64) -> i64 {
+pub(crate) fn publish(client: &mut Client, from: i64) -> i64 {
     for n in from..from + 100 {
         client.publish("in", format!("{{\"n\": {n}}}").as_bytes()).expect("a broker");
         std::thread::sleep(Duration::from_millis(10));

@@ -150,7 +150,8 @@ fn f25_a_kill_for_want_of_memory_loses_nothing() {
     }
     let oom = group.read("memory.oom_control");
     let killed = oom.lines().find_map(|line| line.strip_prefix("oom_kill "));
-    assert_eq!(killed, Some(&*kills.to_string()), "{oom}");
+    // The hog may be killed, too, before the gateway's memory is free.
+    assert!(killed.and_then(|n| n.parse().ok()) >= Some(kills), "{oom}");
     far_side.wait_value("rows", "n", next - 1, secs(30));
     gateway.wait_drained(secs(20));
     assert_eq!(gateway.stop().code, Some(0));

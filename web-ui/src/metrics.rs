@@ -334,7 +334,11 @@ const STORE_GAUGES: [Plain<crate::StoreStatus>; 6] = [
     }),
     ("tidegate_store_held_bytes", "Bytes of rows, records and dead letters.", |s| s.held_bytes),
     ("tidegate_store_file_bytes", "Size of the store's files.", |s| s.file_bytes),
-    ("tidegate_store_file_bytes_max", "Bound of rows, waiting records and dead letters (`store.max_bytes`); the files take somewhat more.", |s| s.file_bytes_max),
+    (
+        "tidegate_store_file_bytes_max",
+        "Bound of rows, waiting records and dead letters (`store.max_bytes`); the files take somewhat more.",
+        |s| s.file_bytes_max,
+    ),
     ("tidegate_store_queue_commits", "Commits that wait.", |s| s.queue_len),
 ];
 

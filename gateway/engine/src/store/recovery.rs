@@ -280,16 +280,11 @@ impl Opening<'_> {
     fn ring_of(&mut self, meta: &Meta) -> Result<Found, StoreError> {
         let known = self.disk.length(RING).map_err(|error| self.error(RING, error))?;
         if let Some(ring) = self.ring()? {
-            let mut found = ring::scan(&*ring, Some(meta.ring), 0);
-            let was_written = found.as_ref().is_ok_and(Vec::is_empty) && ring::is_written(&*ring);
-            if let Ok(found) = &mut found {
-                found.retain(|(_, header)| header.sequence >= meta.tail);
-            }
+            let found = ring::scan(&*ring, Some(meta.ring), meta.tail);
             let found = found.map_err(|error| self.error(RING, error))?;
-            // Frames that are let go of may be gone. A ring never changes its length, and what is
-            // written in it are frames of its own.
-            let fits = known == Some(meta.ring_length) && !was_written;
-            if !found.is_empty() || (meta.tail > meta.commit && fits) {
+            // Frames that are let go of may be gone; a ring never changes its length.
+            let is_needed = meta.tail <= meta.commit || known != Some(meta.ring_length);
+            if !found.is_empty() || !is_needed {
                 return Ok((ring, meta.ring, found));
             }
         }
