@@ -381,8 +381,10 @@ impl Planned {
         let text = plan.clone();
         let plan = timed::with_times(plan, tables.from)?;
         let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
+        functions::share::check(&plan)?;
         let logical = state.optimize(&plan)?;
         growth::check(&logical)?;
+        functions::share::check(&logical)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
         let physical = feed::in_order(physical)?;
         let (physical, by_row) =
