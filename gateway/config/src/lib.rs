@@ -24,6 +24,7 @@ pub mod table;
 pub mod test_case;
 mod window;
 
+mod contained;
 mod held;
 mod render;
 mod repair;

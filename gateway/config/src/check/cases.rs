@@ -20,7 +20,7 @@ impl Checker<'_> {
         let latest = |sql: &str| planner.latest(sql).into_iter().map(|(name, _)| name).collect();
         for (index, test) in self.document.tests.iter().enumerate() {
             let path = path_of("tests").then(index);
-            self.case(test, results, &latest, &path);
+            self.contained(&path, |checker| checker.case(test, results, &latest, &path));
         }
     }
 
