@@ -255,3 +255,45 @@ fn p11_an_older_copy_that_is_put_back_gives_no_id_twice() {
     // It is told once, and is the store from then on.
     assert_eq!(run_until(now.len() as u64 + 1), (raised, Value::Bool(false)));
 }
+
+/// A bit of a stored record flips. That it is lost is said by whoever looks: how many rows, by the exit
+/// code, and by the gateway's alarm, before anything is read or delivered.
+#[test]
+fn f05_what_is_damaged_is_told_with_its_count() {
+    let scratch = Scratch::new("rot");
+    let config = config(&scratch, free_port());
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_status("a backlog", secs(20), |status| {
+        (count(status, "sinks", "cloud", "buffered_records") >= 60).then_some(())
+    });
+    gateway.kill();
+    let sound = json(&store(&scratch, &["verify", "--json"]));
+    let records = store(&scratch, &["export", "--sink", "cloud"]);
+    let whole = column(&records.stdout, "position").len();
+    let file = scratch.join("store/store.ring");
+    let mut ring = fs::read(&file).expect("a ring");
+    let place = ring.windows(6).position(|bytes| bytes == b"\"n\":3}").expect("a record");
+    ring[place + 2] ^= 1;
+    fs::write(&file, ring).expect("a ring");
+
+    let verified = store(&scratch, &["verify", "--json"]);
+    assert_eq!(verified.code, Some(1), "{verified:?}");
+    let told: Value = serde_json::from_str(&verified.stdout).expect("JSON");
+    let lost = told["corrupt_rows"].as_u64().expect("a count");
+    assert!(lost > 0, "{told}");
+    assert_eq!(
+        told["rows"].as_u64().expect("a count") + lost,
+        sound["rows"].as_u64().expect("one")
+    );
+    let records = store(&scratch, &["export", "--sink", "cloud"]);
+    assert_eq!(records.code, Some(1), "{records:?}");
+    assert!(records.stderr.contains(&format!("{lost} rows of the store are lost")), "{records:?}");
+    let left = column(&records.stdout, "position").len();
+    assert_eq!(left as u64 + lost, whole as u64, "all of it was of that sink");
+
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_up();
+    let alarms = gateway.status()["alarms"].to_string();
+    assert!(alarms.contains(&format!("{lost} stored rows are lost")), "{alarms}");
+    assert_eq!(gateway.stop().code, Some(0));
+}

@@ -70,6 +70,9 @@ pub struct RecoveryStatus {
     /// epoch.
     #[serde(default)]
     pub copied: bool,
+    /// The end of the ring was gone: what was stored last may be lost, and nobody can tell how much.
+    #[serde(default)]
+    pub newest_lost: bool,
     /// The format that it came from, where that was an older one.
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.

@@ -53,6 +53,7 @@ pub fn store_status(stats: StoreStats, recovery: &Recovery) -> web::StoreStatus 
             quarantined: recovery.quarantined.as_ref().map(|path| path.display().to_string()),
             salvaged: recovery.salvaged,
             copied: recovery.copied,
+            newest_lost: recovery.newest_lost,
             upgraded_from: recovery.upgraded_from,
             corrupt_records: recovery.corrupt_records,
             progress_lost: recovery.progress_lost.clone(),
@@ -187,13 +188,21 @@ pub(super) fn alarms(store: &web::StoreStatus, failed: bool) -> Vec<web::Reason>
                     is not in them, and new records have a new epoch";
         add(told.to_owned());
     }
+    if recovery.newest_lost {
+        let told = "the end of the store's ring was gone at the start: what was stored last may be lost, and \
+                    nobody can tell how much";
+        add(told.to_owned());
+    }
     if !recovery.progress_lost.is_empty() {
         let streams = recovery.progress_lost.join(", ");
         add(format!("the progress of {streams} was not readable: they began anew"));
     }
     let (records, rows) = (store.corrupt_records, store.corrupt_rows);
-    if records > 0 {
-        add(format!("{records} stored values failed their check: {rows} rows are lost"));
+    if records > 0 || rows > 0 {
+        add(format!(
+            "{records} stored values failed their check, and {rows} stored rows are lost: see `quarantine` \
+             in the store's folder and `tidegate store verify`"
+        ));
     }
     alarms
 }
@@ -222,6 +231,7 @@ mod tests {
             recovery: web::RecoveryStatus {
                 quarantined: Some("/s/store.redb.quarantine-1".to_owned()),
                 copied: true,
+                newest_lost: true,
                 progress_lost: vec!["energy".to_owned()],
                 ..web::RecoveryStatus::default()
             },
@@ -234,8 +244,9 @@ mod tests {
             "more than 100",
             "quarantine-1",
             "copied",
+            "nobody can tell",
             "energy",
-            "7 rows are lost",
+            "7 stored rows are lost",
         ];
         assert_eq!(told.len(), words.len(), "{told:?}");
         for (reason, word) in told.iter().zip(words) {

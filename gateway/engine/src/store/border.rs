@@ -407,6 +407,8 @@ pub struct Recovery {
     /// The files are a copy that was put in the place of those that were written. The epoch has grown, so
     /// that no id repeats.
     pub copied: bool,
+    /// The end of the ring was gone: what was stored last may be lost, and nobody can tell how much.
+    pub newest_lost: bool,
     /// The store came from an older format.
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.

@@ -1,15 +1,15 @@
 //! What can go wrong below a commit, and the count of what damage cost.
 //!
-//! A value that fails its seal is counted once and copied aside; rows that are missing between two
-//! positions are counted once. Knows no recovery: whoever meets [`Trouble`] decides.
+//! A value that fails its seal is counted once and copied aside; a row that is missing is counted once,
+//! whoever comes upon it and in whatever company. Knows no recovery: whoever meets [`Trouble`] decides.
 
 use std::any::Any;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::disk::Disk;
-use super::format::{Kind, key, put_bytes};
+use super::format::{Kind, put_bytes};
 
 /// Why an operation on the file failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,12 +106,14 @@ pub(super) struct Damage {
     pub(super) records: u64,
     pub(super) rows: u64,
     seen: HashSet<Vec<u8>>,
+    /// Positions of missing rows that are counted, by kind and name: first to the one behind the last.
+    missing: BTreeMap<(u8, String), BTreeMap<u64, u64>>,
     disk: Arc<dyn Disk>,
 }
 
 impl Damage {
     pub(super) fn new(disk: Arc<dyn Disk>) -> Self {
-        Damage { records: 0, rows: 0, seen: HashSet::new(), disk }
+        Damage { records: 0, rows: 0, seen: HashSet::new(), missing: BTreeMap::new(), disk }
     }
 
     /// A value failed its check.
@@ -139,11 +141,16 @@ impl Damage {
 
     /// Rows `from .. to` should be there and are not.
     pub(super) fn gap(&mut self, kind: Kind, name: &str, from: u64, to: u64) {
-        // One byte more than any key of ours, so that it never meets one of `bad`.
-        let mut mark = key(kind, name, from);
-        mark.push(0);
-        if self.first_time(mark) {
-            self.rows += to - from;
+        if from >= to {
+            return;
+        }
+        let known = self.missing.entry((kind as u8, name.to_owned())).or_default();
+        if known.len() >= SEEN_MAX {
+            known.clear();
+        }
+        let rows = join(known, from, to);
+        self.rows += rows;
+        if rows > 0 {
             tracing::error!(?kind, name, from, to, "stored rows are missing");
         }
     }
@@ -153,5 +160,46 @@ impl Damage {
             self.seen.clear();
         }
         self.seen.insert(mark)
+    }
+}
+
+/// Adds `from .. to` to ranges that do not touch each other; returns how much of it was in none.
+fn join(ranges: &mut BTreeMap<u64, u64>, from: u64, to: u64) -> u64 {
+    let mut whole = (from, to);
+    let mut known = 0;
+    while let Some((&first, &end)) = ranges.range(..=whole.1).next_back() {
+        if end < whole.0 {
+            break;
+        }
+        known += end.min(to).saturating_sub(first.max(from));
+        whole = (whole.0.min(first), whole.1.max(end));
+        ranges.remove(&first);
+    }
+    ranges.insert(whole.0, whole.1);
+    to - from - known
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_row_is_counted_once_in_whatever_company() {
+        let mut ranges = BTreeMap::new();
+        for (from, to, new) in [
+            (10, 20, 10),
+            (10, 20, 0),
+            (12, 15, 0),
+            (5, 12, 5),
+            (18, 25, 5),
+            (40, 50, 10),
+            (30, 35, 5),
+            (25, 26, 1),
+            (1, 60, 59 - 21 - 5 - 10),
+            (1, 60, 0),
+        ] {
+            assert_eq!(join(&mut ranges, from, to), new, "{from}..{to} with {ranges:?}");
+        }
+        assert_eq!(ranges, BTreeMap::from([(1, 60)]));
     }
 }

@@ -13,8 +13,9 @@ use arrow::record_batch::RecordBatch;
 use super::book::{Book, Piece, Place, Side};
 use super::border::OutboxRow;
 use super::damage::Trouble;
-use super::format::{CHUNK_BYTES, decode_outbox, encode_outbox, key, put_entry};
+use super::format::{CHUNK_BYTES, Kind, decode_outbox, encode_outbox, key, put_entry};
 use super::log::{self, Schemas};
+use super::outbox;
 use super::record::SinkState;
 use super::stamps::Stamps;
 use super::state::State;
@@ -184,8 +185,11 @@ fn fold_outbox(book: &mut Book, name: &str, sink: &SinkState, old: &[Piece], fol
     let mut bytes = 0;
     for piece in old {
         let body = book.body(Side::Outbox, name, piece);
-        let found = body.and_then(|body| decode_outbox(piece.first, &body)).unwrap_or_default();
-        for row in found {
+        let found = body.and_then(|body| decode_outbox(piece.first, &body));
+        if found.is_none() {
+            outbox::lose(book, name, sink, piece.first, piece.end());
+        }
+        for row in found.unwrap_or_default() {
             if row.position <= settled || sink.is_ahead(row.position) {
                 continue;
             }
@@ -223,6 +227,7 @@ fn fold_log(
     for piece in old.iter().filter(|piece| piece.end() > start) {
         let body = book.body(Side::Log, name, piece);
         let Some((stamps, batch)) = body.and_then(|body| log::decode(schemas, &body)) else {
+            book.damage.gap(Kind::Log, name, piece.first.max(start), piece.end());
             continue;
         };
         let follows = batches.last().is_none_or(|(last, by, rows)| {

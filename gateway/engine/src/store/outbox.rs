@@ -122,6 +122,42 @@ impl Passed {
     }
 }
 
+/// Positions that should have a row and have none, as rows are come upon in order.
+struct Holes {
+    expected: u64,
+    found: Vec<(u64, u64)>,
+}
+
+impl Holes {
+    fn new(first: u64) -> Self {
+        Holes { expected: first, found: Vec::new() }
+    }
+
+    fn found(&mut self, position: u64) {
+        if position > self.expected {
+            self.found.push((self.expected, position));
+        }
+        self.expected = position + 1;
+    }
+
+    /// Counts what is missing before `end`, each row once.
+    fn count(mut self, book: &mut Book, sink: &str, state: &SinkState, end: u64) {
+        if end > self.expected {
+            self.found.push((self.expected, end));
+        }
+        for (from, to) in self.found {
+            lose(book, sink, state, from, to);
+        }
+    }
+}
+
+/// Counts the rows at `from .. to` that are not settled yet as missing.
+pub(super) fn lose(book: &mut Book, sink: &str, state: &SinkState, from: u64, to: u64) {
+    for open in state.open_positions() {
+        book.damage.gap(Kind::Outbox, sink, from.max(open.start), to.min(open.end));
+    }
+}
+
 /// Moves the cursor to `upto` and forgets what it has passed. A position at or below the cursor
 /// changes nothing; one beyond the end is the end. What is gone leaves notices in the last of the
 /// positions that were passed.
@@ -131,14 +167,17 @@ pub(super) fn settle(book: &mut Book, sink: &str, state: &mut SinkState, upto: u
         return;
     }
     let mut passed = Passed::default();
+    let mut holes = Holes::new(state.cursor + 1);
     for_each_open(book, sink, state, state.cursor, |row| {
         if row.position > upto {
             passed.head = Some(row.created);
             return ControlFlow::Break(());
         }
+        holes.found(row.position);
         passed.add(row, fate);
         ControlFlow::Continue(())
     });
+    holes.count(book, sink, state, upto + 1);
     let before = state.open();
     if matches!(fate, Fate::Gone(_)) {
         state.front.clear();
@@ -196,13 +235,16 @@ pub(super) fn settle_live(
         return;
     };
     let mut passed = Passed::default();
+    let mut holes = Holes::new(lanes.live + 1);
     for_each_open(book, sink, state, lanes.live, |row| {
         if row.position > upto {
             return ControlFlow::Break(());
         }
+        holes.found(row.position);
         passed.add(row, fate);
         ControlFlow::Continue(())
     });
+    holes.count(book, sink, state, upto + 1);
     let lost = (upto - lanes.live).saturating_sub(passed.records + passed.gaps);
     state.lost += lost;
     match fate {
@@ -482,8 +524,7 @@ pub(super) fn read(
     if let Some(lanes) = state.lanes.filter(|lanes| after >= lanes.split) {
         after = after.max(lanes.live);
     }
-    let mut expected = after + 1;
-    let mut gaps = Vec::new();
+    let mut holes = Holes::new(after + 1);
     let mut more = false;
     for_each_open(book, sink, state, after, |row| {
         if row.position >= end {
@@ -494,25 +535,13 @@ pub(super) fn read(
         if more {
             return ControlFlow::Break(());
         }
-        gaps.push((expected, row.position));
-        expected = row.position + 1;
+        holes.found(row.position);
         rows.push(row.clone());
         ControlFlow::Continue(())
     });
-    if !more {
-        gaps.push((expected, end));
-        expected = expected.max(end);
-    }
-    for (from, to) in gaps {
-        // Positions that the live lane has settled are no hole.
-        let ahead = state
-            .lanes
-            .map_or(0, |lanes| (to.min(lanes.live + 1)).saturating_sub(from.max(lanes.split + 1)));
-        if to.saturating_sub(from) > ahead {
-            book.damage.gap(Kind::Outbox, sink, from, to - ahead);
-        }
-    }
-    (rows, expected - 1)
+    let looked_at = if more { holes.expected } else { holes.expected.max(end) };
+    holes.count(book, sink, state, looked_at);
+    (rows, looked_at - 1)
 }
 
 /// The state of an outbox as its rows tell it, where its own record is lost. What was settled

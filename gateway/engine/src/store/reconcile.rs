@@ -1,10 +1,11 @@
 //! What pieces and states tell of each other when a store is opened: what is missing is made again, what
-//! is settled goes. Knows no file.
+//! is settled goes, and what is missing for good is counted. Reads no row.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::book::{Book, Side};
+use super::book::{Book, Piece, Place, Queue, Side};
 use super::border::Layout;
 use super::format::{Kind, split_key};
 use super::record::{SinkState, TableState};
@@ -94,6 +95,65 @@ pub(super) fn rebuild(book: &mut Book, state: &mut State, layout: &Layout) -> bo
         state.tables.insert(name, table);
     }
     rebuilt
+}
+
+/// Counts the rows that should be there, as far as that can be told without reading them: what lies in
+/// no piece, or on a shelf that is gone or was cut.
+pub(super) fn count_missing(book: &mut Book, state: &State) {
+    let lengths = book.files.shelves.lengths();
+    let is_there = |piece: &Piece| match piece.place {
+        Place::Frame { .. } => true,
+        Place::Shelf { file, at } => {
+            lengths.get(&file).is_none_or(|length| at + u64::from(piece.length) <= *length)
+        }
+    };
+    let mut missing = Vec::new();
+    let mut look = |side, name: &Arc<str>, wanted: Range<u64>| {
+        let mut expected = wanted.start;
+        let none = Queue::default();
+        let queue = book.queues(side).get(name).unwrap_or(&none);
+        for piece in queue.pieces.iter().skip(queue.index_of(wanted.start)) {
+            if piece.first >= wanted.end {
+                break;
+            }
+            missing.push((side, name.clone(), expected..piece.first));
+            expected = piece.end();
+            if !is_there(piece) {
+                missing.push((side, name.clone(), piece.first..piece.end()));
+            }
+        }
+        missing.push((side, name.clone(), expected..wanted.end));
+    };
+    for (name, sink) in &state.sinks {
+        for open in sink.open_positions() {
+            // A notice in front takes the place of a row that was dropped.
+            let front = sink.cursor + sink.front.len() as u64 + 1;
+            look(Side::Outbox, name, open.start.max(front)..open.end);
+        }
+    }
+    for (name, table) in &state.tables {
+        look(Side::Log, name, table.start..table.end);
+    }
+    for (side, name, rows) in missing {
+        lose(book, state, side, &name, rows);
+    }
+}
+
+/// Counts those of some rows as missing that are still needed.
+pub(super) fn lose(book: &mut Book, state: &State, side: Side, name: &str, rows: Range<u64>) {
+    match side {
+        Side::Outbox => {
+            if let Some(sink) = state.sinks.get(name) {
+                outbox::lose(book, name, sink, rows.start, rows.end);
+            }
+        }
+        Side::Log => {
+            if let Some(table) = state.tables.get(name) {
+                let (from, to) = (rows.start.max(table.start), rows.end.min(table.end));
+                book.damage.gap(Kind::Log, name, from, to);
+            }
+        }
+    }
 }
 
 /// What the store holds and the layout does not name.

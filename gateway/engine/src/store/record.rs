@@ -155,6 +155,13 @@ impl SinkState {
         self.next - 1 - self.cursor - self.lanes.map_or(0, |lanes| lanes.live - lanes.split)
     }
 
+    /// The same as ranges: with a live lane, what is before it and what is in it.
+    pub(super) fn open_positions(&self) -> [std::ops::Range<u64>; 2] {
+        let (split, live) =
+            self.lanes.map_or((self.next - 1, self.next - 1), |l| (l.split, l.live));
+        [self.cursor + 1..split + 1, live + 1..self.next]
+    }
+
     /// Records that wait, notices not counted.
     pub(super) fn records(&self) -> u64 {
         self.open().saturating_sub(self.gaps)

@@ -26,7 +26,7 @@ use super::format::{
 };
 use super::identity::{self, IDENTITY, Judgement};
 use super::load::{Loaded, load, rescue_letters, rescue_states};
-use super::reconcile::{is_needed, prune, rebuild, unclaimed};
+use super::reconcile::{count_missing, is_needed, prune, rebuild, unclaimed};
 use super::record::Meta;
 use super::replay::{self, Replayed, replay};
 use super::ring::{self, BLOCK};
@@ -126,6 +126,9 @@ fn new_ring_id() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
+/// A ring, its number, and frames in it by their places.
+type Found = (Arc<dyn StorageBackend>, u64, Vec<(u64, ring::Header)>);
+
 /// What the tree was found to be.
 enum Tree {
     /// There is none.
@@ -158,7 +161,7 @@ impl Opening<'_> {
                 };
                 if state.meta.format == FORMAT_REDB_ALONE {
                     self.recovery.upgraded_from = Some(FORMAT_REDB_ALONE);
-                    let ring = self.make_ring()?;
+                    let ring = self.make_ring(None)?;
                     let mut book = self.book(lock, Some(tree), ring, new_ring_id(), 1);
                     let state = upgrade::upgrade(&mut book, state).map_err(|t| self.failed(&t))?;
                     for (sink, position, letter) in loaded.letters {
@@ -253,7 +256,7 @@ impl Opening<'_> {
         open_ring(&**self.disk, &self.traffic).map(Some).map_err(|error| self.error(RING, error))
     }
 
-    fn make_ring(&self) -> Result<Arc<dyn StorageBackend>, StoreError> {
+    fn make_ring(&self, aside: Option<&str>) -> Result<Arc<dyn StorageBackend>, StoreError> {
         let disk = &**self.disk;
         let made = disk.open(RING_NEW, true).and_then(|inner| {
             let traffic = Arc::clone(&self.traffic);
@@ -263,11 +266,34 @@ impl Opening<'_> {
             let most = (disk.room()? / 4).min(bound).min(self.options.ring_bytes);
             ring::fill(&file, most.max(RING_BYTES_MIN))?;
             drop(file);
-            disk.publish(RING_NEW, RING, None)
+            disk.publish(RING_NEW, RING, aside)
         });
         made.map_err(|error| self.error(RING, error))?;
         self.made_ring.set(true);
         open_ring(disk, &self.traffic).map_err(|error| self.error(RING, error))
+    }
+
+    /// The ring that the checkpoint speaks of, its number, and the frames in it that are still needed.
+    /// Where there is none a new one takes its place, and what lies there instead is moved aside.
+    fn ring_of(&mut self, meta: &Meta) -> Result<Found, StoreError> {
+        let known = self.disk.length(RING).map_err(|error| self.error(RING, error))?;
+        let mut aside = None;
+        if let Some(ring) = self.ring()? {
+            let found = ring::scan(&*ring, Some(meta.ring), meta.tail);
+            let found = found.map_err(|error| self.error(RING, error))?;
+            // Frames that are let go of may be gone; a ring never changes its length.
+            let is_needed = meta.tail <= meta.commit || known != Some(meta.ring_length);
+            if !found.is_empty() || !is_needed {
+                return Ok((ring, meta.ring, found));
+            }
+        }
+        if known.is_some() {
+            let name = quarantine_name(&**self.disk, RING)?;
+            tracing::error!(name, "the store's ring is not the one that was written: moved aside");
+            self.recovery.quarantined = Some(self.disk.path(&name));
+            aside = Some(name);
+        }
+        Ok((self.make_ring(aside.as_deref())?, new_ring_id(), Vec::new()))
     }
 
     /// The usual start: a checkpoint, and the frames behind it.
@@ -278,14 +304,7 @@ impl Opening<'_> {
         loaded: Loaded,
         mut state: State,
     ) -> Result<(Book, State, Replayed), StoreError> {
-        let ring = self.ring()?;
-        let ring_lost = ring.is_none();
-        let (ring, id) = match ring {
-            Some(ring) => (ring, state.meta.ring),
-            None => (self.make_ring()?, new_ring_id()),
-        };
-        let found = ring::scan(&*ring, Some(id), state.meta.tail);
-        let found = found.map_err(|error| self.error(RING, error))?;
+        let (ring, id, found) = self.ring_of(&state.meta)?;
         let runs = found.iter().map(|(_, header)| header.run).max();
         let run = runs.unwrap_or(0).max(state.meta.run).saturating_add(1).min(ring::RUN_MAX);
         let mut book = self.book(lock, Some(tree), ring, id, run);
@@ -311,8 +330,10 @@ impl Opening<'_> {
         let mut replayed = replay(&mut book, &mut state, found, commit, false);
         // Frames that were there last are not found: others may have been there behind them.
         let is_short = book.files.ring_length != state.meta.ring_length;
-        if (ring_lost || is_short || replayed.ends_early) && !state.meta.clean {
-            tracing::error!(ring_lost, is_short, "the end of the store's ring is gone");
+        let is_new = self.made_ring.get();
+        if (is_new || is_short || replayed.ends_early) && !state.meta.clean {
+            tracing::error!(is_new, is_short, "the end of the store's ring is gone");
+            self.recovery.newest_lost = true;
             book.damage.records += 1;
             replayed.broken += 1;
         }
@@ -341,7 +362,7 @@ impl Opening<'_> {
             (Some(ring), None) if ring.len().is_ok_and(|l| l >= self.options.ring_bytes) => {
                 (ring, new_ring_id())
             }
-            _ => (self.make_ring()?, new_ring_id()),
+            _ => (self.make_ring(None)?, new_ring_id()),
         };
         let found: Vec<_> = found.into_iter().filter(|(_, header)| header.ring == id).collect();
         let run = newest.map_or(0, |header| header.run).saturating_add(1).min(ring::RUN_MAX);
@@ -354,7 +375,7 @@ impl Opening<'_> {
             if !drop_contained(tree) {
                 tracing::debug!("the broken file did not close cleanly");
             }
-            aside = Some(quarantine_name(&**self.disk)?);
+            aside = Some(quarantine_name(&**self.disk, TREE)?);
         }
         let mut state = State::new(Meta::new(0, &self.options.gateway, id));
         self.list_shelves(&mut book)?;
@@ -488,10 +509,20 @@ impl Opening<'_> {
             tracing::warn!(epoch, "the store's files are a copy that was put here: new epoch");
         }
         state.meta.gateway.clone_from(&self.options.gateway);
+        count_missing(book, state);
+        // Until the checkpoint names it, its frames would be those of no ring.
+        let new_ring = self.made_ring.get();
         let upgraded = self.recovery.upgraded_from.is_some() || state.format_is_due();
         if book.files.tree.is_none() {
             self.make_tree(book, state)?;
-        } else if upgraded || rebuilt || renamed || is_broken || asked || judgement.copied {
+        } else if upgraded
+            || rebuilt
+            || renamed
+            || is_broken
+            || asked
+            || judgement.copied
+            || new_ring
+        {
             checkpoint(book, state, false).map_err(|trouble| self.failed(&trouble))?;
         }
         // After the epoch: a crash in between raises it once more, as does a disk that has no room.
@@ -563,10 +594,11 @@ fn list_shelved(book: &mut Book, side: Side, name: Arc<str>, piece: super::book:
     book.queues_mut(side).entry(name).or_default().pieces.push_back(piece);
 }
 
-pub(super) fn quarantine_name(disk: &dyn Disk) -> Result<String, StoreError> {
-    let name = |number| format!("{TREE}.quarantine-{number}");
+/// The name that a broken file gets.
+pub(super) fn quarantine_name(disk: &dyn Disk, file: &str) -> Result<String, StoreError> {
+    let name = |number| format!("{file}.quarantine-{number}");
     for number in 1..QUARANTINES_MAX {
-        let taken = disk.length(&name(number)).map_err(|e| io_error(disk, TREE, e))?;
+        let taken = disk.length(&name(number)).map_err(|e| io_error(disk, file, e))?;
         if taken.is_none() {
             return Ok(name(number));
         }

@@ -239,6 +239,14 @@ impl Shelves {
         Ok(())
     }
 
+    /// The lengths of the shelves that something is on; 0 for one that is gone, and none for one of which
+    /// that cannot be told.
+    pub(super) fn lengths(&self) -> BTreeMap<u32, u64> {
+        let length = |number: u32| self.disk.length(&name(number)).ok();
+        let known = self.files.keys().filter_map(|number| Some((*number, length(*number)?)));
+        known.map(|(number, length)| (number, length.unwrap_or(0))).collect()
+    }
+
     /// Bytes of all shelves.
     pub(super) fn bytes(&self) -> u64 {
         self.files.values().map(|shelf| shelf.end).sum()

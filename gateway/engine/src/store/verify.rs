@@ -11,6 +11,7 @@ use super::book::{Book, Side};
 use super::border::Verified;
 use super::damage::Trouble;
 use super::format::decode_outbox;
+use super::reconcile::{count_missing, lose};
 use super::state::State;
 use super::work::Reply;
 use super::{letters, log, states};
@@ -57,6 +58,7 @@ impl Verifying {
         let mut bytes = 0;
         while bytes < STEP_BYTES {
             let Some(stage) = STAGES.get(self.stage).copied() else {
+                count_missing(book, known);
                 return Ok(true);
             };
             let Some(name) = self.name.clone().or_else(|| behind(book, stage, None)) else {
@@ -92,7 +94,7 @@ impl Verifying {
         });
         match count {
             Some(count) => self.rows += count as u64,
-            None => book.damage.gap(side.kind(), name, piece.first, piece.end()),
+            None => lose(book, known, side, name, piece.first..piece.end()),
         }
         Some(u64::from(piece.length))
     }

@@ -14,7 +14,8 @@ use super::super::check::fail;
 use super::super::keeper::refuse;
 use super::ExportFormat;
 
-/// Writes everything that is kept of `name`; gives the exit code.
+/// Writes everything that is kept of `name`; gives the exit code, which says also whether something
+/// was missing.
 pub(super) async fn export(
     keeper: &dyn Keeper,
     what: Exportable,
@@ -42,9 +43,18 @@ pub(super) async fn export(
         }
         from = part.next;
     }
-    match writer.end() {
-        Ok(()) => 0,
-        Err(error) => failed(&error),
+    if let Err(error) = writer.end() {
+        return failed(&error);
+    }
+    match keeper.contents().await {
+        Ok(contents) if contents.status.corrupt_rows > 0 => {
+            let lost = contents.status.corrupt_rows;
+            fail(format_args!(
+                "what can be read is written; {lost} rows of the store are lost: see `tidegate store verify`"
+            ))
+        }
+        Ok(_) => 0,
+        Err(refusal) => refuse(&refusal),
     }
 }
 

@@ -184,6 +184,9 @@ fn figures(contents: &StoreContents) {
     if recovery.copied {
         tell("a copy", "yes: its files were copied here, new records have a new epoch".to_owned());
     }
+    if recovery.newest_lost {
+        tell("what was stored last", "may be lost: the end of the ring was gone".to_owned());
+    }
     if !recovery.progress_lost.is_empty() {
         tell("streams that began anew", recovery.progress_lost.join(", "));
     }
@@ -197,8 +200,8 @@ fn figures(contents: &StoreContents) {
 pub(super) fn verified(verified: &StoreVerified) {
     let StoreVerified { rows, corrupt_records, corrupt_rows } = verified;
     say!("{rows} rows and records passed");
-    if *corrupt_records > 0 {
-        say!("{corrupt_records} stored values failed: {corrupt_rows} rows are lost");
+    if corrupt_records + corrupt_rows > 0 {
+        say!("{corrupt_records} stored values failed their check: {corrupt_rows} rows are lost");
     }
 }
 

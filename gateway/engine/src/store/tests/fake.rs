@@ -175,6 +175,12 @@ impl FakeDisk {
         self.inner.lock().unwrap().files.keys().cloned().collect()
     }
 
+    /// Every file on the device.
+    pub(super) fn contents(&self) -> Vec<(String, Vec<u8>)> {
+        let files = self.inner.lock().unwrap().files.clone();
+        files.into_iter().map(|(name, file)| (name, file.lock().unwrap().device.clone())).collect()
+    }
+
     /// Changes the bytes on the device.
     pub(super) fn edit(&self, name: &str, edit: impl FnOnce(&mut Vec<u8>)) {
         let file = Arc::clone(&self.inner.lock().unwrap().files[name]);
