@@ -53,6 +53,22 @@ pub fn init(levels: &str, form: Form) -> Result<Levels, String> {
     Ok(Levels::new(filter, levels))
 }
 
+/// Has panics logged as everything else is, in one line with their place. A backtrace comes with it
+/// where `RUST_BACKTRACE` asks for one.
+pub fn show_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.payload_as_str().unwrap_or("without a word");
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let thread = std::thread::current().name().unwrap_or("unnamed").to_owned();
+        let backtrace = std::backtrace::Backtrace::capture();
+        if backtrace.status() == std::backtrace::BacktraceStatus::Captured {
+            tracing::error!(place, thread, %backtrace, "panic: {text}");
+        } else {
+            tracing::error!(place, thread, "panic: {text}");
+        }
+    }));
+}
+
 fn parse(levels: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(levels).map_err(|error| format!("{levels}: {error}"))
 }

@@ -12,7 +12,10 @@ fn main() -> ExitCode {
     let form =
         Form { json: cli.log_format == LogFormat::Json, color: std::io::stderr().is_terminal() };
     match logs::init(cli.levels(), form) {
-        Ok(levels) => dispatch(cli, levels),
+        Ok(levels) => {
+            logs::show_panics();
+            dispatch(cli, levels)
+        }
         Err(error) => {
             eprintln!("tidegate: --log {error}");
             ExitCode::from(2)

@@ -1,8 +1,8 @@
 //! The stable codes of problems, and a paragraph about each.
 //!
 //! A code never changes its meaning and is never used again after it has gone. E01 is about
-//! reading, E02 about form, E03 about names, E04 about values, E05 about SQL, E06 about tests; W
-//! marks a warning.
+//! reading, E02 about form, E03 about names, E04 about values, E05 about SQL, E06 about tests, E07
+//! about faults of the program itself; W marks a warning.
 
 use serde::{Serialize, Serializer};
 
@@ -78,6 +78,7 @@ codes! {
     TestColumn "E0601" "A test names a column that the table or the stream's result does not have, or gives it a value of another kind."
     TestRow "E0602" "A row of a test does not say which table or which device it is from, and there are several."
     TestChain "E0603" "A test cannot be run as it stands: it reads the results of a stream through that stream's program but does not ask the program, asks programs where no stream has one, or expects what a sink is sent where none of its streams sends to that sink. A test runs the stream that it names and those that this one reads, but for those whose rows stand in its `input`."
+    Internal "E0701" "Tidegate itself failed while it read, checked or planned this part of the configuration: a fault of the program, which must not stop it. The configuration is refused as any other that is wrong, and a gateway goes on with the one that worked last. Please tell its makers: the log has the place in the program."
 }
 
 impl Code {

@@ -24,6 +24,7 @@ pub mod table;
 pub mod test_case;
 mod window;
 
+mod contained;
 mod held;
 mod render;
 mod repair;
@@ -56,6 +57,6 @@ pub use stream::{
     ProcessSection, Route, StreamSection, Sync, Tumbling, Window,
 };
 pub use table::{RESERVED_COLUMNS, Table};
-pub use test_case::{Expect, Scalar, StreamTest, TestRow, TestRun};
+pub use test_case::{Expect, Failed, Scalar, StreamTest, TestRow, TestRun};
 pub use tidegate_drivers::types::{Bytes, Name, Rate, Secret, Span};
 pub use window::{Count, Cumulative, Hopping, Session, Sliding, State};

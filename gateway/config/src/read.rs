@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use crate::code::Code;
+use crate::contained::{HINT, contained};
 use crate::environment::{Environment, Unresolved, interpolate};
 use crate::path::{Path, Step};
 use crate::problem::{Problem, Problems};
@@ -195,6 +196,15 @@ pub fn load_other<T: DeserializeOwned + JsonSchema>(
 
 /// Reads as much of a document as can be used, and notes what cannot.
 fn gather(sources: &[SourceFile], env: &dyn Environment) -> (Option<Loaded>, Problems) {
+    contained(|| gathered(sources, env)).unwrap_or_else(|message| {
+        let mut problems = Problems::new();
+        let problem = problem_in(sources, At::default(), Code::Internal, &Path::default(), message);
+        problems.push(Problem { hint: Some(HINT.to_owned()), ..problem });
+        (None, problems)
+    })
+}
+
+fn gathered(sources: &[SourceFile], env: &dyn Environment) -> (Option<Loaded>, Problems) {
     let mut problems = Problems::new();
     let (root, mut damaged) = tree(sources, env, &mut problems);
     let Some(mut root) = root else {

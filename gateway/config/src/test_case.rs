@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::de::{self, Deserializer, MapAccess, Unexpected, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use tidegate_drivers::types::{Name, Span};
@@ -53,14 +53,44 @@ pub struct Expect {
     /// How many rows came too late.
     #[serde(default)]
     pub late: Option<u64>,
-    /// How many rows the SQL, or the program, failed on; left out, none may.
+    /// How many rows the SQL, or the program, failed on: a number for the tested stream, or numbers by
+    /// the names of streams, such as `{ energy_10s: 1 }`. Those that are not named may fail on none.
     #[serde(default)]
-    pub failed: Option<u64>,
+    pub failed: Failed,
     /// What the sinks are sent by all streams of the test, in order: results, late rows with their
     /// `_reason` and failed ones with their `_error`, as far as routes take them. `_stream` is the
     /// stream that the record names, such as `energy.late`.
     #[serde(default)]
     pub sinks: BTreeMap<Name, Vec<BTreeMap<String, Scalar>>>,
+}
+
+/// On how many rows streams are expected to fail.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Failed {
+    /// The tested stream.
+    Tested(u64),
+    /// Each stream that is named.
+    Streams(BTreeMap<Name, u64>),
+}
+
+impl Failed {
+    /// On how many rows `stream` is to fail in a test of `tested`.
+    pub fn of(&self, stream: &str, tested: &Name) -> u64 {
+        match self {
+            Self::Tested(rows) if stream == tested.as_str() => *rows,
+            Self::Tested(_) => 0,
+            Self::Streams(streams) => streams
+                .iter()
+                .find(|(name, _)| name.as_str() == stream)
+                .map_or(0, |(_, rows)| *rows),
+        }
+    }
+}
+
+impl Default for Failed {
+    fn default() -> Self {
+        Self::Tested(0)
+    }
 }
 
 /// What a test runs.
@@ -194,6 +224,61 @@ impl JsonSchema for Scalar {
         json_schema!({
             "type": ["null", "boolean", "number", "string"],
             "description": "A single value: a number, a text, true, false or null.",
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Failed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Rows;
+        impl<'de> Visitor<'de> for Rows {
+            type Value = Failed;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of rows, or numbers by the names of streams")
+            }
+            fn visit_unit<E>(self) -> Result<Failed, E> {
+                Ok(Failed::default())
+            }
+            fn visit_i64<E: de::Error>(self, rows: i64) -> Result<Failed, E> {
+                let refused = || E::invalid_value(Unexpected::Signed(rows), &self);
+                Ok(Failed::Tested(u64::try_from(rows).map_err(|_| refused())?))
+            }
+            fn visit_u64<E>(self, rows: u64) -> Result<Failed, E> {
+                Ok(Failed::Tested(rows))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Failed, A::Error> {
+                let mut streams = BTreeMap::new();
+                while let Some((name, rows)) = map.next_entry()? {
+                    streams.insert(name, rows);
+                }
+                Ok(Failed::Streams(streams))
+            }
+        }
+        deserializer.deserialize_any(Rows)
+    }
+}
+
+impl Serialize for Failed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Tested(rows) => serializer.serialize_u64(*rows),
+            Self::Streams(streams) => streams.serialize(serializer),
+        }
+    }
+}
+
+impl JsonSchema for Failed {
+    fn schema_name() -> Cow<'static, str> {
+        "Failed".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let rows = json_schema!({ "type": "integer", "minimum": 0 });
+        json_schema!({
+            "description": "A number of rows of the tested stream, or numbers by the names of streams.",
+            "anyOf": [
+                rows,
+                { "type": "object", "additionalProperties": rows },
+            ],
         })
     }
 }

@@ -16,14 +16,18 @@ pub(super) fn differences(test: &StreamTest, came: &Came) -> Vec<String> {
     if let Some(expected) = test.expect.late.filter(|expected| *expected != late) {
         differences.push(format!("{expected} late rows expected, {late} came"));
     }
-    let failed = came.counts.failed;
-    match test.expect.failed {
-        Some(expected) if expected == failed => {}
-        Some(expected) => {
-            differences.push(format!("{expected} failed rows expected, {failed} came"));
-            differences.extend(came.failures.iter().cloned());
+    for (stream, (failed, reasons)) in &came.failed {
+        let expected = test.expect.failed.of(stream, &test.stream);
+        if expected == *failed {
+            continue;
         }
-        None => differences.extend(came.failures.iter().cloned()),
+        let rows = if *failed == 1 { "row" } else { "rows" };
+        let said = match expected {
+            0 => "and was to fail on none".to_owned(),
+            _ => format!("and was to fail on {expected}"),
+        };
+        differences.push(format!("the stream `{stream}` failed on {failed} {rows}, {said}"));
+        differences.extend(reasons.iter().map(|reason| format!("the stream `{stream}`: {reason}")));
     }
     differences.extend(came.troubles.iter().cloned());
     for (sink, expected) in &test.expect.sinks {

@@ -129,10 +129,47 @@ tests:
     };
     let expected = ", failed: 1, sinks: { audit: [ { _stream: s.error, n: 0, _quality: bad } ] }";
     assert_eq!(differences(&test(expected)).await, [""; 0]);
+    assert_eq!(differences(&test(", failed: { s: 1 }")).await, [""; 0]);
     let told = differences(&test("")).await;
-    assert!(told.len() == 1 && told[0].contains("Divide by zero"), "{told:?}");
+    assert_eq!(told[0], "the stream `s` failed on 1 row, and was to fail on none");
+    assert_eq!(told[1..], ["the stream `s`: SQL failed: Divide by zero error"]);
     let told = differences(&test(", failed: 2")).await;
-    assert_eq!(told[0], "2 failed rows expected, 1 came");
+    assert_eq!(told[0], "the stream `s` failed on 1 row, and was to fail on 2");
+}
+
+/// The tested stream reads one that fails on a row, which is no row of its own.
+#[tokio::test]
+async fn rows_that_a_stream_behind_fails_on_are_expected_by_its_name() {
+    let test = |expect: &str| {
+        format!(
+            "{HEAD}streams:
+  - name: shares
+    from: [meter]
+    sql: SELECT time, 10 / n AS q FROM meter
+    on_error: {{ to: [ {{ sink: audit }} ] }}
+  - name: halves
+    from: [shares]
+    sql: SELECT q, 10 / (q - 2) AS h FROM shares
+    to: [ {{ sink: out }} ]
+tests:
+  - name: t
+    stream: halves
+    input:
+      - {{ at: 0s, table: meter, n: 2 }}
+      - {{ at: 1s, table: meter, n: 0 }}
+      - {{ at: 2s, table: meter, n: 0 }}
+      - {{ at: 3s, table: meter, n: 5 }}
+    expect: {{ rows: [ {{ q: 5, h: 3 }} ] {expect} }}
+"
+        )
+    };
+    // 10 / 0 twice; then 10 / 5 is 2, and 10 / (2 - 2) is the row that the tested stream fails on.
+    assert_eq!(differences(&test(", failed: { shares: 2, halves: 1 }")).await, [""; 0]);
+    let told = differences(&test(", failed: 1")).await;
+    let shares = "the stream `shares` failed on 2 rows, and was to fail on none";
+    assert_eq!(told, [shares, "the stream `shares`: SQL failed: Divide by zero error"]);
+    let told = differences(&test(", failed: { shares: 2 }")).await;
+    assert_eq!(told[0], "the stream `halves` failed on 1 row, and was to fail on none");
 }
 
 /// A message says to be from three hours later than it came: it is in no window.

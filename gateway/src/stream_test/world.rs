@@ -36,9 +36,9 @@ pub(super) struct Came {
     pub(super) rows: Vec<serde_json::Value>,
     /// What the tested stream counted.
     pub(super) counts: Counts,
-    /// What the tested stream's SQL, or its program, failed on.
-    pub(super) failures: Vec<String>,
-    /// Failures of other streams and of conditions of routes.
+    /// On how many rows each stream failed, and why; those that did not fail as well.
+    pub(super) failed: BTreeMap<String, (u64, Vec<String>)>,
+    /// Failures of conditions of routes.
     pub(super) troubles: Vec<String>,
     /// What the sinks were sent, by their names.
     pub(super) sent: BTreeMap<String, Vec<serde_json::Value>>,
@@ -112,6 +112,10 @@ impl<'d> World<'d> {
         }
         let tested = self.nodes.iter().find(|node| *node.name == *self.test.stream.as_str());
         self.came.counts = tested.map_or_else(Counts::default, |node| node.stream.counts());
+        for node in &self.nodes {
+            self.came.failed.entry(node.name.to_string()).or_default().0 =
+                node.stream.counts().failed;
+        }
         Ok(self.came)
     }
 
@@ -164,16 +168,16 @@ impl<'d> World<'d> {
         let mut events = VecDeque::from([(node, event)]);
         while let Some((at, event)) = events.pop_front() {
             let (effects, commit) = self.nodes[at].apply(event, self.now, &mut self.came).await?;
+            let (_, reasons) = self.came.failed.entry(self.nodes[at].name.to_string()).or_default();
+            for reason in effects.failures.iter().map(ToString::to_string) {
+                if !reasons.contains(&reason) {
+                    reasons.push(reason);
+                }
+            }
             if *self.nodes[at].name == *self.test.stream.as_str() {
-                let failures = effects.failures.iter().map(ToString::to_string);
-                self.came.failures.extend(failures);
                 for output in &effects.results {
                     self.came.rows.extend(objects(&output.batch, output.first_seq)?);
                 }
-            } else {
-                let name = &self.nodes[at].name;
-                let failures = effects.failures.iter().map(|e| format!("the stream `{name}`: {e}"));
-                self.came.troubles.extend(failures);
             }
             for LogRows { table, position, batch, .. } in commit.rows {
                 let event = |table| Event::Rows { table, position, batch: batch.clone() };

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use arrow_schema::{DataType, Schema};
 
 use super::{Checker, ERROR_COLUMN, REASON_COLUMN, Results, SqlPlanner, path_of};
+use crate::chain::Latest;
 use crate::code::Code;
 use crate::path::Path;
 use crate::problem::Problem;
 use crate::similar::suggest;
-use crate::{Name, ProcessSection, Route, Scalar, StreamTest, Table, TestRow, TestRun};
+use crate::{Failed, Name, ProcessSection, Route, Scalar, StreamTest, Table, TestRow, TestRun};
 
 /// Columns of a record that stand in no table: its id, its quality, the stream that it names.
 const RECORD_COLUMNS: [&str; 3] = ["_id", "_quality", "_stream"];
@@ -19,29 +20,50 @@ impl Checker<'_> {
         let latest = |sql: &str| planner.latest(sql).into_iter().map(|(name, _)| name).collect();
         for (index, test) in self.document.tests.iter().enumerate() {
             let path = path_of("tests").then(index);
-            if !self.refers("stream", "streams", &test.stream, &path.then("stream")) {
-                continue;
+            self.contained(&path, |checker| checker.case(test, results, &latest, &path));
+        }
+    }
+
+    fn case(&mut self, test: &StreamTest, results: &Results, latest: Latest<'_>, path: &Path) {
+        if !self.refers("stream", "streams", &test.stream, &path.then("stream")) {
+            return;
+        }
+        let Some(run) = self.document.test_run(test, latest) else {
+            return;
+        };
+        for (row_index, row) in test.input.iter().enumerate() {
+            self.row(test, &run, row, &path.then("input").then(row_index));
+        }
+        self.until(test, path);
+        self.programs(test, &run, path);
+        self.failed(test, &run, path);
+        let streams = &self.document.streams;
+        if let Some(at) = streams.iter().position(|s| s.name == test.stream) {
+            let made = streams[at].process.as_ref().filter(|_| test.programs);
+            let made = made.map(ProcessSection::schema);
+            if let Some(result) = made.as_ref().or_else(|| results.get(&at)) {
+                self.expected(test, result, &path.join("expect.rows"));
             }
-            let Some(run) = self.document.test_run(test, &latest) else {
-                continue;
-            };
-            for (row_index, row) in test.input.iter().enumerate() {
-                self.row(test, &run, row, &path.then("input").then(row_index));
-            }
-            self.until(test, &path);
-            self.programs(test, &run, &path);
-            let streams = &self.document.streams;
-            if let Some(at) = streams.iter().position(|s| s.name == test.stream) {
-                let made = streams[at].process.as_ref().filter(|_| test.programs);
-                let made = made.map(ProcessSection::schema);
-                if let Some(result) = made.as_ref().or_else(|| results.get(&at)) {
-                    self.expected(test, result, &path.join("expect.rows"));
-                }
-            }
-            for (sink, rows) in &test.expect.sinks {
-                let path = path.join("expect.sinks").then(sink.as_str());
-                self.sent(&run, results, (sink, rows), &path);
-            }
+        }
+        for (sink, rows) in &test.expect.sinks {
+            let path = path.join("expect.sinks").then(sink.as_str());
+            self.sent(&run, results, (sink, rows), &path);
+        }
+    }
+
+    /// Streams that are to fail on rows must run.
+    fn failed(&mut self, test: &StreamTest, run: &TestRun, path: &Path) {
+        let Failed::Streams(streams) = &test.expect.failed else {
+            return;
+        };
+        let names = run.streams.iter().map(|at| self.document.streams[*at].name.as_str());
+        let known: Vec<&str> = names.collect();
+        for name in streams.keys().filter(|name| !known.contains(&name.as_str())) {
+            let message = format!("the test runs no stream `{name}`");
+            let hint = suggest(name.as_str(), &known);
+            let path = path.join("expect.failed").then(name.as_str());
+            let problem = self.loaded.spans.problem_with_key(Code::UnknownName, &path, message);
+            self.problems.push(Problem { hint, ..problem });
         }
     }
 

@@ -11,6 +11,7 @@ use arrow_schema::SchemaRef;
 
 use crate::chain::NoTable;
 use crate::code::Code;
+use crate::contained::{HINT, contained};
 use crate::path::Path;
 use crate::problem::{Problem, Problems};
 use crate::read::Loaded;
@@ -101,18 +102,21 @@ pub fn check(loaded: &Loaded, planner: &dyn SqlPlanner) -> Problems {
         unsound: BTreeSet::new(),
         no_tables: BTreeMap::new(),
     };
-    checker.version();
-    checker.names();
-    checker.sections();
-    checker.timezone();
-    checker.devices();
-    checker.buses();
-    checker.sinks();
-    checker.lookups(planner);
-    let results = checker.streams(planner);
-    checker.shared();
-    checker.unused();
-    checker.cases(&results, planner);
+    let (whole, links) = (Path::default(), path_of("links"));
+    let (devices, sinks, lookups) = (path_of("devices"), path_of("sinks"), path_of("lookups"));
+    checker.contained(&whole, Checker::version);
+    checker.contained(&whole, Checker::names);
+    checker.contained(&whole, Checker::sections);
+    checker.contained(&path_of("gateway"), Checker::timezone);
+    checker.contained(&devices, Checker::devices);
+    checker.contained(&links, Checker::buses);
+    checker.contained(&sinks, Checker::sinks);
+    checker.contained(&lookups, |checker| checker.lookups(planner));
+    let streams = |checker: &mut Checker<'_>| checker.streams(planner);
+    let results = checker.contained(&path_of("streams"), streams).unwrap_or_default();
+    checker.contained(&whole, Checker::shared);
+    checker.contained(&whole, Checker::unused);
+    checker.contained(&path_of("tests"), |checker| checker.cases(&results, planner));
     checker.problems.sorted()
 }
 
@@ -136,6 +140,17 @@ impl<'a> Checker<'a> {
     fn say(&mut self, code: Code, path: &Path, message: impl Into<String>, hint: Option<&str>) {
         let problem = self.loaded.spans.problem(code, path, message);
         self.problems.push(Problem { hint: hint.map(str::to_owned), ..problem });
+    }
+
+    /// Runs a check; a panic in it is a problem at `path`, and the others go on.
+    fn contained<T>(&mut self, path: &Path, check: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        match contained(|| check(self)) {
+            Ok(checked) => Some(checked),
+            Err(message) => {
+                self.say(Code::Internal, path, message, Some(HINT));
+                None
+            }
+        }
     }
 
     /// True where an item lost something while it was read.

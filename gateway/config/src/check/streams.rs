@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use arrow_schema::SchemaRef;
+
 use super::{Checker, Results, SqlPlanner, SqlProblem, TableKind, path_of};
 use crate::code::Code;
 use crate::path::Path;
@@ -19,54 +21,65 @@ impl Checker<'_> {
     pub(super) fn streams(&mut self, planner: &dyn SqlPlanner) -> Results {
         let (mut results, mut held) = (Results::new(), Vec::new());
         for index in self.stream_order(planner) {
-            let stream = &self.document.streams[index];
             let path = path_of("streams").then(index);
-            let tables_known = self.from(stream, &path);
-            self.routes(stream, &path);
-            if self.is_damaged("streams", &stream.name) {
-                continue;
-            }
-            if stream.to.is_empty() && !self.is_read(stream, planner) {
-                let message = format!("the results of `{}` go nowhere", stream.name);
-                let hint = "name a sink, `to: [ { sink: … } ]`, or let another stream read it";
-                self.say(Code::NoSink, &path.then("to"), message, Some(hint));
-            }
-            self.window(stream, &path);
-            self.workers(stream, &path.then("workers"));
-            if let Some(process) = &stream.process {
-                self.process(process, &path.then("process"));
-            }
-            if !tables_known {
-                continue;
-            }
-            if let Some(window) = &stream.window {
-                self.window_columns(planner, stream, window, &path);
-            }
-            let Some(tables) = self.planned_tables(stream, planner, &path) else {
-                continue;
-            };
-            let from = tables.iter().filter(|table| table.kind == TableKind::From);
-            let columns: Vec<_> = from.map(|table| table.schema.clone()).collect();
-            match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
-                Ok(schema) => {
-                    // Others and routes see what the program makes of it; the document's tests what it
-                    // is given.
-                    let given = stream.process.as_ref().map(ProcessSection::schema);
-                    let given = given.as_ref().unwrap_or(&schema);
-                    self.becomes_table(stream, given);
-                    self.conditions(planner, stream, given, &columns, &path);
-                    results.insert(index, schema);
-                    held.extend(
-                        planner.keeps_rows(self.document, stream).map(|rows| (index, rows)),
-                    );
-                }
-                Err(problem) => self.sql(&path.then("sql"), problem),
+            let checked = self.contained(&path, |checker| checker.stream(index, planner, &path));
+            if let Some((schema, kept)) = checked.flatten() {
+                results.insert(index, schema);
+                held.extend(kept.map(|rows| (index, rows)));
             }
         }
         for (index, kept) in held {
             self.held(&self.document.streams[index], &path_of("streams").then(index), &kept);
         }
         results
+    }
+
+    /// Checks one stream. With a stream that can be planned come the columns of its results and which
+    /// rows it keeps.
+    fn stream(
+        &mut self,
+        index: usize,
+        planner: &dyn SqlPlanner,
+        path: &Path,
+    ) -> Option<(SchemaRef, Option<KeptRows>)> {
+        let stream = &self.document.streams[index];
+        let tables_known = self.from(stream, path);
+        self.routes(stream, path);
+        if self.is_damaged("streams", &stream.name) {
+            return None;
+        }
+        if stream.to.is_empty() && !self.is_read(stream, planner) {
+            let message = format!("the results of `{}` go nowhere", stream.name);
+            let hint = "name a sink, `to: [ { sink: … } ]`, or let another stream read it";
+            self.say(Code::NoSink, &path.then("to"), message, Some(hint));
+        }
+        self.window(stream, path);
+        self.workers(stream, &path.then("workers"));
+        if let Some(process) = &stream.process {
+            self.process(process, &path.then("process"));
+        }
+        if !tables_known {
+            return None;
+        }
+        if let Some(window) = &stream.window {
+            self.window_columns(planner, stream, window, path);
+        }
+        let tables = self.planned_tables(stream, planner, path)?;
+        let from = tables.iter().filter(|table| table.kind == TableKind::From);
+        let columns: Vec<_> = from.map(|table| table.schema.clone()).collect();
+        let schema = match planner.plan(&stream.sql, &tables, stream.window.is_some()) {
+            Ok(schema) => schema,
+            Err(problem) => {
+                self.sql(&path.then("sql"), problem);
+                return None;
+            }
+        };
+        // Others and routes see what the program makes of it; the document's tests what it is given.
+        let given = stream.process.as_ref().map(ProcessSection::schema);
+        let given = given.as_ref().unwrap_or(&schema);
+        self.becomes_table(stream, given);
+        self.conditions(planner, stream, given, &columns, path);
+        Some((schema, planner.keeps_rows(self.document, stream)))
     }
 
     /// Checks that rows which are kept, until their windows are over or time has passed them, fit

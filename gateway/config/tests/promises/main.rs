@@ -6,6 +6,7 @@
     reason = "a test fails by panicking; clippy knows only the functions marked #[test]"
 )]
 
+mod a_panic_is_a_problem;
 mod bad_form_is_refused_with_its_place;
 mod bad_meaning_is_refused_with_its_place;
 mod every_driver_has_an_example;

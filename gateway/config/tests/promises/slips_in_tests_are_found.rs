@@ -99,3 +99,24 @@ fn programs_of_a_test() {
         (&chain(process, given), &[]),
     ]);
 }
+
+#[test]
+fn streams_of_a_test_that_are_to_fail() {
+    let case = |failed: &str| {
+        let given = "input: [ { at: 1s, table: meter, v: 1 } ]";
+        chain("", &format!("{given}, expect: {{ failed: {failed} }}"))
+    };
+    cases(&[
+        (&case("3"), &[]),
+        (&case("{ minutes: 3, peaks: 0 }"), &[]),
+        (&case("{ minuets: 3 }"), &[("E0303", 10, 94, "did you mean `minutes`?")]),
+        (&case("-1"), &[("E0204", 10, 92, "a number of rows")]),
+        (&case("{ peaks: some }"), &[("E0203", 10, 101, "a whole number")]),
+        (&case("[ 1 ]"), &[("E0203", 10, 92, "by the names of streams")]),
+        // The rows are its own, so it does not run.
+        (
+            &chain("", "input: [ { at: 1s, v: 1 } ], expect: { failed: { minutes: 1 } }"),
+            &[("E0303", 10, 80, "runs no stream `minutes`")],
+        ),
+    ]);
+}

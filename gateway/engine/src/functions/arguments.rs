@@ -100,7 +100,7 @@ impl Arguments<'_> {
         self.at_most(next + 1)?;
         let wrap = match self.given.get(next) {
             None => None,
-            Some(wrap) => Some(self.wrap(wrap)?),
+            Some(wrap) => Some(self.wrap(wrap, value_type)?),
         };
         let exact = value_type.is_integer();
         let value = if exact { value } else { as_type(value, DataType::Float64) };
@@ -113,11 +113,15 @@ impl Arguments<'_> {
     }
 
     /// Where a counter starts anew, as both kinds of amounts.
-    fn wrap(&self, wrap: &Expr) -> Result<(f64, i128)> {
+    fn wrap(&self, wrap: &Expr, counter: &DataType) -> Result<(f64, i128)> {
         let number = number(wrap).filter(|number| *number > 0.0 && number.is_finite());
         let Some(number) = number else {
             return Err(self.wrong(format!("`wrap` is {wrap}, not a number above 0")));
         };
+        if counter.is_integer() && number.fract() != 0.0 {
+            let message = format!("`wrap` is {number}, not a whole number, and x is {counter}");
+            return Err(self.wrong(message));
+        }
         // Numbers of counters are far below 2^127, and a float of that size is whole.
         let exact =
             ScalarValue::Float64(Some(number.round())).cast_to(&DataType::Decimal128(38, 0));
@@ -180,6 +184,10 @@ impl Arguments<'_> {
             let data_type = given.get_type(self.schema)?;
             if !data_type.is_numeric() && !data_type.is_null() {
                 return Err(self.wrong(format!("{what} is {data_type}, not a number")));
+            }
+            if at > 0 && constant(&given).is_some() && !number(&given).is_some_and(f64::is_finite) {
+                // Nothing is above, below or near it.
+                return Err(self.wrong(format!("{what} is {given}, not a number")));
             }
             numbers.push(as_type(given, DataType::Float64));
         }
@@ -266,7 +274,7 @@ impl Arguments<'_> {
 }
 
 /// Where the first column of an expression stands in the SQL text.
-fn place_of(expr: &Expr) -> Option<Span> {
+pub(super) fn place_of(expr: &Expr) -> Option<Span> {
     expr.column_refs().iter().filter_map(|column| column.spans.first()).min()
 }
 
@@ -282,7 +290,7 @@ fn constant(expr: &Expr) -> Option<&ScalarValue> {
     }
 }
 
-fn number(expr: &Expr) -> Option<f64> {
+pub(super) fn number(expr: &Expr) -> Option<f64> {
     if let Expr::Negative(inner) = expr {
         return number(inner).map(|number| -number);
     }

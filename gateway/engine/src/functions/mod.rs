@@ -16,6 +16,7 @@ mod json;
 mod memory;
 mod remember;
 mod rewrite;
+pub(crate) mod share;
 mod span;
 mod spans;
 mod step;

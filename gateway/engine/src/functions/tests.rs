@@ -508,3 +508,41 @@ fn what_is_wrong_in_a_call_is_said_with_its_form() {
         assert!(error.message.contains(message), "{text}: {error:?}");
     }
 }
+
+/// They would fail each window of a stream that had been accepted.
+#[test]
+fn constants_with_which_each_window_would_fail_are_refused() {
+    let sql = Sql::new(1 << 20).unwrap();
+    let plan = |call: &str| sql.plan(&format!("SELECT {call} AS x FROM m"), &tables(), true);
+    for (call, message, hint) in [
+        ("counter_delta(n, 1.5)", "`wrap` is 1.5, not a whole number, and x is Int64", "[, wrap]"),
+        ("counter_delta(n, time, 0.3)", "`wrap` is 0.3, not a whole number", "[, wrap]"),
+        ("rate(n, time, 99.5)", "`wrap` is 99.5, not a whole number", "rate(x, time"),
+        ("deadband(v, NULL)", "band is NULL, not a number", "deadband(x, band"),
+        ("deadband(v, CAST('NaN' AS DOUBLE))", "not a number", "deadband(x, band"),
+        ("hysteresis(v, 70, NULL)", "high is NULL, not a number", "hysteresis(x, low, high)"),
+        ("approx_percentile(v, 2)", "approx_percentile: the share is 2, not from 0", "0.02 for 2"),
+        ("approx_percentile(v, 1.0 + 0.5)", "the share is 1.5", "a share from 0 to 1"),
+        ("approx_percentile(v, -0.5)", "the share is -0.5", "such as 0.95"),
+        ("approx_percentile_cont(95) WITHIN GROUP (ORDER BY v)", "the share is 95", "0.95 for 95"),
+        ("percentile_cont(v, 1.5)", "the share is 1.5", "from 0 to 1"),
+    ] {
+        let error = plan(call).expect_err(call);
+        assert!(error.message.contains(message), "{call}: {error:?}");
+        assert!(error.hint.as_deref().unwrap_or("").contains(hint), "{call}: {error:?}");
+    }
+    let text = "SELECT count(*) AS n,\n  approx_percentile(v, 2) AS x FROM m";
+    let error = sql.plan(text, &tables(), true).unwrap_err();
+    assert_eq!(error.position, Some((2, 21)), "where the column stands");
+    // Those that are right, also where they are computed.
+    for call in [
+        "approx_percentile(v, 0.9 + 0.05)",
+        "approx_percentile(n, 1)",
+        "approx_percentile_cont(0.99) WITHIN GROUP (ORDER BY v DESC)",
+        "percentile_cont(0.5) WITHIN GROUP (ORDER BY v)",
+        "counter_delta(v, 1.5)",
+        "counter_delta(n, 65536.0)",
+    ] {
+        plan(call).expect(call);
+    }
+}

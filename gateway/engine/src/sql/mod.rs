@@ -304,8 +304,14 @@ fn on_a_deep_stack<T: Send>(
             .stack_size(PLANNING_STACK)
             .spawn_scoped(scope, plan)
             .map_err(|error| SqlError::new(format!("no thread for planning: {error}")))?;
-        let panicked = |_| Err(SqlError::new("DataFusion's planner panicked over this SQL"));
-        thread.join().unwrap_or_else(panicked)
+        thread.join().unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<&str>().copied();
+            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+            let message = "planning this SQL failed inside of the program";
+            let hint = "this is a fault of tidegate: say it in another way, and tell its makers";
+            Err(SqlError::new(format!("{message}: {}", text.unwrap_or("without a word")))
+                .hint(hint))
+        })
     })
 }
 
@@ -381,8 +387,10 @@ impl Planned {
         let text = plan.clone();
         let plan = timed::with_times(plan, tables.from)?;
         let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
+        functions::share::check(&plan)?;
         let logical = state.optimize(&plan)?;
         growth::check(&logical)?;
+        functions::share::check(&logical)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
         let physical = feed::in_order(physical)?;
         let (physical, by_row) =
