@@ -17,7 +17,7 @@ use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::logical_expr::{Expr, ExprSchemable, Volatility};
 use datafusion::physical_expr::PhysicalExpr;
 
-use super::{Sql, SqlError, end_of, guard, on_a_deep_stack};
+use super::{Sql, SqlError, end_of, guard, on_a_deep_stack, whole};
 
 /// A planned SQL condition.
 #[derive(Debug, Clone)]
@@ -39,6 +39,7 @@ impl Sql {
                 if error.message.ends_with("EOF") { error.at(line, column) } else { error }
             })?;
             refuse(&expr)?;
+            let expr = whole::negation(expr, &columns)?.data;
             let expression = state.create_physical_expr(expr.clone(), &columns)?;
             match expr.get_type(&columns)? {
                 DataType::Boolean => Ok(expression),

@@ -30,6 +30,7 @@ mod refusals;
 mod shapes;
 mod share;
 mod sides;
+mod sum;
 mod timed;
 mod together;
 mod whole;
@@ -238,6 +239,7 @@ impl Sql {
         scalars.extend(window.into_iter().flat_map(functions::window_functions));
         let mut aggregates = SessionStateDefaults::default_aggregate_functions();
         aggregates.extend(functions::aggregates());
+        aggregates.push(sum::function());
         let mut expr_planners = SessionStateDefaults::default_expr_planners();
         expr_planners.insert(0, Arc::new(WholeNumbers));
         let builder = SessionStateBuilder::new();
@@ -384,6 +386,7 @@ impl Planned {
             .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
         // Before constants are folded, and after projections are put together.
         growth::check(&plan)?;
+        let plan = whole::negations(plan)?;
         let text = plan.clone();
         let plan = timed::with_times(plan, tables.from)?;
         let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
