@@ -10,6 +10,7 @@ mod bombs;
 mod budget;
 mod check;
 mod condition;
+mod constants;
 mod deadline;
 mod error;
 mod expansion;
@@ -394,7 +395,9 @@ impl Planned {
         let logical = state.optimize(&plan)?;
         growth::check(&logical)?;
         functions::share::check(&logical)?;
+        constants::check(&logical, state)?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
+        constants::check_aggregates(&physical)?;
         let physical = feed::in_order(physical)?;
         let (physical, by_row) =
             if windowed { (physical, false) } else { sides.keep_order(physical)? };
