@@ -38,9 +38,9 @@ const SESSION: &str = "engine.session.ratio_to_datafusion";
 const SESSION_BYTES: &str = "engine.session.bytes_per_group_and_pane";
 const CLOSE: &str = "engine.close";
 
-const WINDOW_US: i64 = 10_000_000;
+pub(super) const WINDOW_US: i64 = 10_000_000;
 /// Rows of one 10 s window.
-const WINDOW_ROWS: i64 = 100_000;
+pub(super) const WINDOW_ROWS: i64 = 100_000;
 /// Panes of an hour.
 const PANES: i64 = 360;
 /// Panes of 6 min, for so many groups that those of an hour do not fit.
@@ -105,14 +105,23 @@ fn tumbling(bench: &mut Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn rows_of(groups: usize, per_window: i64, start_us: i64) -> Rows {
+pub(super) fn rows_of(groups: usize, per_window: i64, start_us: i64) -> Rows {
     Rows { groups, gap_us: WINDOW_US / per_window, start_us, pause: None }
 }
 
-/// Seconds for all rows through a stream, the last window included, and the most bytes that were
-/// held.
 fn ours(window: &Window, batches: &[RecordBatch], how: How) -> anyhow::Result<(f64, f64)> {
-    let mut stream = Timed::new(OURS, window.clone(), how)?;
+    through(OURS, window, batches, how)
+}
+
+/// Seconds for all rows through a stream, the last window included, and the most bytes that were
+/// held. The SQL counts them in a column `n`.
+pub(super) fn through(
+    sql: &str,
+    window: &Window,
+    batches: &[RecordBatch],
+    how: How,
+) -> anyhow::Result<(f64, f64)> {
+    let mut stream = Timed::new(sql, window.clone(), how)?;
     block(async {
         let mut rows = 0;
         for batch in batches {

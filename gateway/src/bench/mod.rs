@@ -14,6 +14,7 @@ mod engine;
 mod figures;
 mod modbus;
 mod mqtt;
+mod over_time;
 mod plant;
 mod process;
 mod rest;
@@ -143,6 +144,7 @@ fn measure(args: &BenchArgs) -> anyhow::Result<()> {
     }
     rest::measure(&mut bench)?;
     engine::measure(&mut bench)?;
+    over_time::measure(&mut bench)?;
     append::measure(&mut bench)?;
     written::measure(&mut bench)?;
     backlog::measure(&mut bench)?;
