@@ -420,3 +420,6 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, String> {
     tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests;
