@@ -26,7 +26,7 @@ streams: [ {{ name: rows, from: [s], sql: SELECT n FROM s, to: [ {{ sink: cloud 
 sinks:
   - name: cloud
     driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{broker}\", topic: \"live/{{stream}}\", backoff_min: 100ms, backoff_max: 200ms }} }}
-    store: {{ max_bytes: 2GiB }}
+    store: {{ max_bytes: 256MiB }}
     replay: {{ {replay} }}
 "
     )
