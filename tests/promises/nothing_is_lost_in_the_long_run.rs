@@ -146,6 +146,11 @@ fn a52_in_is_out_and_counted_drops() {
         (gateway, kills)
     });
     far_side.wait_value("rows", "n", records, secs(if soak() { 3_600 } else { 120 }));
+    // It may have been killed a moment ago, and its windows not be built again yet.
+    gateway.wait_status("all rows in the windows' ledger", secs(60), |status| {
+        let accepted = &part(&status["ledger"], "streams", "windows")["accepted"];
+        (accepted.as_i64() >= Some(records)).then_some(())
+    });
     gateway.wait_drained(secs(60));
     let status = gateway.status();
     let took = begin.elapsed();

@@ -117,6 +117,8 @@ pub(super) struct Committer {
     pub(super) held_back: Option<String>,
     /// Flushes until the tree is looked at again for what is free in it.
     pub(super) compact_in: u32,
+    /// Length of the tree as the last compaction left it: what could not be gained then cannot be now.
+    pub(super) compacted: u64,
     /// The tree says that the store was closed in order, and nothing was written since.
     pub(super) tree_is_clean: bool,
     /// Who waits for a check of everything stored.
@@ -145,6 +147,7 @@ impl Committer {
             reclaim_failed: false,
             held_back: None,
             compact_in: compact::LOOK_EVERY,
+            compacted: 0,
             tree_is_clean: recovery.clean,
             verifying: VecDeque::new(),
         }

@@ -30,12 +30,15 @@ impl Committer {
         }
         self.compact_in = LOOK_EVERY;
         let length = self.book.files.traffic.tree_length.load(Ordering::Relaxed);
-        let is_worth_it = length >= LENGTH_MIN && self.needed() <= NEEDED_MAX.min(length / 4);
+        let has_grown = length >= LENGTH_MIN.max(self.compacted.saturating_mul(2));
+        let is_worth_it = has_grown && self.needed() <= NEEDED_MAX.min(length / 4);
         let is_well = self.stats.stalled.is_none() && self.held_back.is_none();
         if !is_worth_it || !is_well || self.book.memory() > 0 || !self.verifying.is_empty() {
             return;
         }
-        match contained(|| self.compact()) {
+        let outcome = contained(|| self.compact());
+        self.compacted = self.book.files.traffic.tree_length.load(Ordering::Relaxed);
+        match outcome {
             Ok((before, after)) => tracing::info!(before, after, "the store's tree gave room back"),
             Err(trouble) => {
                 tracing::warn!(reason = trouble.text(), "the store's tree cannot give room back");
