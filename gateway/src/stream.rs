@@ -289,7 +289,8 @@ impl StreamPart {
             return Ok(());
         };
         let sql = self.sql.share(self.sql_memory, self.sql_time);
-        let old = sql.and_then(|sql| self.spec.plan_with(&sql, &text, &self.lookups));
+        let plan = |sql| self.spec.plan_old(&sql, &text, &self.lookups, &progress.state);
+        let old = sql.and_then(plan);
         let mut old = match old {
             Ok(old) => old,
             Err(error) => {

@@ -27,6 +27,7 @@ use super::memory::Memory;
 use super::order_dependent;
 use super::remember::{Call, Function, Remember};
 use super::spans::Spans;
+use crate::sql::as_operators;
 
 /// Rewrites a plan and gives the memory of its calls.
 pub(crate) fn rewrite(
@@ -120,7 +121,9 @@ impl Rewriter<'_> {
                 let arguments = Arguments { name: call.name(), given: &call.args, schema: &schema };
                 let (function, arguments) = arguments.keeping()?;
                 let keys = device(&schema, &call.args, call.name())?;
-                let slot = self.memory.slot(&expr.to_string(), self.windowed);
+                // What was saved by a version before is found again.
+                let known = as_operators(expr.clone())?.to_string();
+                let slot = self.memory.slot(&known, self.windowed);
                 let column = self.column(call.name(), DataType::Boolean);
                 let replacement = Expr::Column(Column::new_unqualified(column.name()));
                 let call = Call { function, column, slot, cell: Arc::clone(self.cell) };
@@ -183,7 +186,7 @@ impl Rewriter<'_> {
                 let finish = Finish { summed, ending, across };
                 let spans = with(call, function, arguments.into());
                 aggregates.push(spans.alias(column.name()));
-                endings.push((finish, plain.to_string(), column));
+                endings.push((finish, as_operators(plain)?.to_string(), column));
             } else {
                 aggregates.push(name.restore(plain));
             }

@@ -73,6 +73,7 @@ use pool::Bounded;
 use share::Share;
 use sides::Sides;
 use whole::WholeNumbers;
+pub(crate) use whole::as_operators;
 
 /// A table that SQL may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +108,8 @@ pub struct Sql {
     memory_max: usize,
     time_max: Duration,
     plan_max: Option<Duration>,
+    /// Whether it plans as versions before did.
+    as_before: bool,
 }
 
 impl Sql {
@@ -122,7 +125,8 @@ impl Sql {
         let mut scalars = SessionStateDefaults::default_scalar_functions();
         scalars.retain(|f| !CLOCK_FUNCTIONS.contains(&f.name()) && !UNBOUNDED.contains(&f.name()));
         let (time_max, plan_max) = (TIME_MAX, None);
-        Ok(Self { runtime, config: config(), scalars, memory_max, time_max, plan_max })
+        let (config, as_before) = (config(), false);
+        Ok(Self { runtime, config, scalars, memory_max, time_max, plan_max, as_before })
     }
 
     /// Makes planning fail that takes longer: for SQL that somebody tries. Streams that run were
@@ -140,7 +144,14 @@ impl Sql {
             .with_memory_pool(Arc::new(share))
             .build_arc()?;
         let (config, scalars) = (self.config.clone(), self.scalars.clone());
-        Ok(Self { runtime, config, scalars, memory_max, time_max, plan_max: self.plan_max })
+        let (plan_max, as_before) = (self.plan_max, self.as_before);
+        Ok(Self { runtime, config, scalars, memory_max, time_max, plan_max, as_before })
+    }
+
+    /// A planner as those were before whole numbers were kept from wrapping around: states that such
+    /// made of open windows have a meaning in its plans.
+    pub(crate) fn as_before(&self) -> Result<Self, SqlError> {
+        Ok(Self { as_before: true, ..self.share(self.memory_max, self.time_max)? })
     }
 
     /// Plans one SELECT over `tables`. `windowed` says whether it will run over windows; without
@@ -172,7 +183,9 @@ impl Sql {
         let mut sides = Sides::new(tables, &feeds)?;
         let state = self.state(tables, &sides, windowed.then_some(&cell), &planner, deadline)?;
         let plan = on_a_deep_stack(|| {
-            futures::executor::block_on(Planned::new(&state, sql, tables, &sides, windowed, &cell))
+            let planned =
+                Planned::new(&state, sql, tables, &sides, windowed, &cell, self.as_before);
+            futures::executor::block_on(planned)
         });
         let plan = plan.map_err(|e| deadline.and_then(|at| at.error()).unwrap_or(e))?;
         sides.note(&plan.physical)?;
@@ -240,9 +253,13 @@ impl Sql {
         scalars.extend(window.into_iter().flat_map(functions::window_functions));
         let mut aggregates = SessionStateDefaults::default_aggregate_functions();
         aggregates.extend(functions::aggregates());
-        aggregates.push(sum::function());
         let mut expr_planners = SessionStateDefaults::default_expr_planners();
-        expr_planners.insert(0, Arc::new(WholeNumbers));
+        if self.as_before {
+            expr_planners.insert(0, Arc::new(whole::Wrapping));
+        } else {
+            aggregates.push(sum::function());
+            expr_planners.insert(0, Arc::new(WholeNumbers));
+        }
         let builder = SessionStateBuilder::new();
         let builder = match deadline {
             Some(deadline) => deadline.watch(builder),
@@ -344,50 +361,14 @@ impl Planned {
         sides: &Sides,
         windowed: bool,
         cell: &Arc<BoundsCell>,
+        as_before: bool,
     ) -> Result<Self, SqlError> {
-        let known = || {
-            let names: Vec<&str> = tables.from.iter().map(|t| t.name.as_str()).collect();
-            let lookups: Vec<&str> = tables.lookups.iter().map(|l| l.name()).collect();
-            let tables = format!("tables of this stream: {}", names.join(", "));
-            if lookups.is_empty() {
-                return tables;
-            }
-            format!("{tables}; lookups: {}", lookups.join(", "))
-        };
-        let dialect = &state.config_options().sql_parser.dialect;
-        let statement = state.sql_to_statement(sql, dialect).map_err(|error| {
-            if let DataFusionError::NotImplemented(_) = &error {
-                return check::not_a_select();
-            }
-            let (error, (line, column)) = (SqlError::from(error), end_of(sql));
-            let error = if error.message.ends_with("EOF") { error.at(line, column) } else { error };
-            match tables.unquoted(sql) {
-                Some(name) => error.hint(format!("a name with a hyphen needs quotes: \"{name}\"")),
-                None => error,
-            }
-        })?;
-        let Statement::Statement(inner) = &statement else {
-            return Err(check::not_a_select());
-        };
-        let SqlStatement::Query(_) = inner.as_ref() else {
-            return Err(check::not_a_select());
-        };
-        let plan = state.statement_to_plan(statement).await.map_err(|e| {
-            let error = SqlError::from(e);
-            let unknown = error.message.contains("table") && error.message.contains("not found");
-            if unknown { error.hint(known()) } else { error }
-        })?;
-        SQLOptions::new()
-            .with_allow_ddl(false)
-            .with_allow_dml(false)
-            .with_allow_statements(false)
-            .verify_plan(&plan)
-            .map_err(|_| check::not_a_select())?;
+        let plan = parsed(state, sql, tables).await?;
         check::plan(&plan, windowed, sides)
-            .map_err(|e| if e.hint.is_none() { e.hint(known()) } else { e })?;
+            .map_err(|e| if e.hint.is_none() { e.hint(known(tables)) } else { e })?;
         // Before constants are folded, and after projections are put together.
         growth::check(&plan)?;
-        let plan = whole::negations(plan)?;
+        let plan = if as_before { plan } else { whole::negations(plan)? };
         let text = plan.clone();
         let plan = timed::with_times(plan, tables.from)?;
         let (plan, memory) = functions::rewrite(plan, cell, windowed)?;
@@ -395,7 +376,12 @@ impl Planned {
         let logical = state.optimize(&plan)?;
         growth::check(&logical)?;
         functions::share::check(&logical)?;
-        constants::check(&logical, state)?;
+        let logical = if as_before {
+            logical
+        } else {
+            constants::check(&logical, state)?;
+            logical
+        };
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
         constants::check_aggregates(&physical)?;
         let physical = feed::in_order(physical)?;
@@ -403,4 +389,50 @@ impl Planned {
             if windowed { (physical, false) } else { sides.keep_order(physical)? };
         Ok(Self { text, logical, physical, by_row, memory })
     }
+}
+
+/// One SELECT as DataFusion plans it.
+async fn parsed(
+    state: &SessionState,
+    sql: &str,
+    tables: &Tables<'_>,
+) -> Result<LogicalPlan, SqlError> {
+    let dialect = &state.config_options().sql_parser.dialect;
+    let statement = state.sql_to_statement(sql, dialect).map_err(|error| {
+        if let DataFusionError::NotImplemented(_) = &error {
+            return check::not_a_select();
+        }
+        let (error, (line, column)) = (SqlError::from(error), end_of(sql));
+        let error = if error.message.ends_with("EOF") { error.at(line, column) } else { error };
+        match tables.unquoted(sql) {
+            Some(name) => error.hint(format!("a name with a hyphen needs quotes: \"{name}\"")),
+            None => error,
+        }
+    })?;
+    let Statement::Statement(inner) = &statement else {
+        return Err(check::not_a_select());
+    };
+    let SqlStatement::Query(_) = inner.as_ref() else {
+        return Err(check::not_a_select());
+    };
+    let plan = state.statement_to_plan(statement).await.map_err(|e| {
+        let error = SqlError::from(e);
+        let unknown = error.message.contains("table") && error.message.contains("not found");
+        if unknown { error.hint(known(tables)) } else { error }
+    })?;
+    SQLOptions::new()
+        .with_allow_ddl(false)
+        .with_allow_dml(false)
+        .with_allow_statements(false)
+        .verify_plan(&plan)
+        .map_err(|_| check::not_a_select())?;
+    Ok(plan)
+}
+
+/// Which tables there are.
+fn known(tables: &Tables<'_>) -> String {
+    let names: Vec<&str> = tables.from.iter().map(|t| t.name.as_str()).collect();
+    let lookups: Vec<&str> = tables.lookups.iter().map(|l| l.name()).collect();
+    let tables = format!("tables of this stream: {}", names.join(", "));
+    if lookups.is_empty() { tables } else { format!("{tables}; lookups: {}", lookups.join(", ")) }
 }

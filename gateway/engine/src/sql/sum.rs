@@ -2,9 +2,11 @@
 //!
 //! Promise: a sum is what it would be on paper, in whatever order and pieces rows are added, or the window
 //! fails because it does not fit 64 bits; DataFusion's wraps around without a word. So what is kept between
-//! rows has 128 bits, where no number of rows can go beyond, and only the result is looked at. All other
-//! sums, and those of DISTINCT values, are DataFusion's.
+//! rows has 128 bits, where no number of rows can go beyond, and only the result is looked at. Sums of
+//! floats, decimals and spans of time are DataFusion's.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{
@@ -13,7 +15,8 @@ use datafusion::arrow::array::{
 use datafusion::arrow::datatypes::{
     DECIMAL128_MAX_PRECISION, DataType, Decimal128Type, Field, FieldRef, Int64Type, UInt64Type,
 };
-use datafusion::common::{DataFusionError, Result, exec_err};
+use datafusion::common::utils::SingleRowListArrayBuilder;
+use datafusion::common::{DataFusionError, Result, exec_datafusion_err, exec_err};
 use datafusion::functions_aggregate::sum::sum_udaf;
 use datafusion::logical_expr::function::{AccumulatorArgs, StateFieldsArgs};
 use datafusion::logical_expr::utils::AggregateOrderSensitivity;
@@ -38,9 +41,42 @@ struct Sum {
     signature: Signature,
 }
 
-/// Whether a sum is one of those that are computed here.
-fn is_whole(result: &DataType, distinct: bool) -> bool {
-    !distinct && matches!(result, DataType::Int64 | DataType::UInt64)
+/// What a sum is to be.
+#[derive(Debug, Clone)]
+struct Whole {
+    /// `Int64` or `UInt64`.
+    result: DataType,
+    /// As it stands in the SQL.
+    name: String,
+}
+
+impl Whole {
+    /// `None` where a sum is none of whole numbers.
+    fn of(result: &DataType, name: &str) -> Option<Self> {
+        matches!(result, DataType::Int64 | DataType::UInt64)
+            .then(|| Self { result: result.clone(), name: name.to_owned() })
+    }
+
+    fn too_large(&self, sum: i128) -> DataFusionError {
+        let name = self.name.replace("datafusion.public.", "");
+        exec_datafusion_err!(
+            "`{name}`: {sum} does not fit 64 bits; sum floats, as in sum(CAST(x AS DOUBLE))"
+        )
+    }
+
+    fn array(&self, sums: impl Iterator<Item = Option<i128>>) -> Result<ArrayRef> {
+        Ok(if self.result == DataType::UInt64 {
+            let fit = |sum| u64::try_from(sum).map_err(|_| self.too_large(sum));
+            Arc::new(sums.map(|sum| sum.map(fit).transpose()).collect::<Result<UInt64Array>>()?)
+        } else {
+            let fit = |sum| i64::try_from(sum).map_err(|_| self.too_large(sum));
+            Arc::new(sums.map(|sum| sum.map(fit).transpose()).collect::<Result<Int64Array>>()?)
+        })
+    }
+
+    fn scalar(&self, sum: Option<i128>) -> Result<ScalarValue> {
+        ScalarValue::try_from_array(&self.array(std::iter::once(sum))?, 0)
+    }
 }
 
 impl AggregateUDFImpl for Sum {
@@ -57,25 +93,29 @@ impl AggregateUDFImpl for Sum {
     }
 
     fn accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
-        let result = args.return_field.data_type();
-        if is_whole(result, args.is_distinct) {
-            return Ok(Box::new(Single { result: result.clone(), sum: 0, count: 0 }));
+        match Whole::of(args.return_type(), args.name) {
+            Some(whole) if args.is_distinct => {
+                Ok(Box::new(Distinct { whole, sum: 0, counts: HashMap::new() }))
+            }
+            Some(whole) => Ok(Box::new(Single { whole, sum: 0, count: 0 })),
+            None => self.plain.accumulator(args),
         }
-        self.plain.accumulator(args)
     }
 
     fn create_sliding_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
-        if is_whole(args.return_field.data_type(), args.is_distinct) {
-            return self.accumulator(args);
+        match Whole::of(args.return_type(), args.name) {
+            Some(_) => self.accumulator(args),
+            None => self.plain.create_sliding_accumulator(args),
         }
-        self.plain.create_sliding_accumulator(args)
     }
 
     fn state_fields(&self, args: StateFieldsArgs) -> Result<Vec<FieldRef>> {
-        if is_whole(args.return_field.data_type(), args.is_distinct) {
-            return Ok(vec![Arc::new(Field::new(format!("{}[sum]", args.name), KEPT, true))]);
+        match Whole::of(args.return_type(), args.name) {
+            Some(_) if !args.is_distinct => {
+                Ok(vec![Arc::new(Field::new(format!("{}[sum]", args.name), KEPT, true))])
+            }
+            _ => self.plain.state_fields(args),
         }
-        self.plain.state_fields(args)
     }
 
     fn groups_accumulator_supported(&self, args: AccumulatorArgs) -> bool {
@@ -86,12 +126,10 @@ impl AggregateUDFImpl for Sum {
         &self,
         args: AccumulatorArgs,
     ) -> Result<Box<dyn GroupsAccumulator>> {
-        let result = args.return_field.data_type();
-        if is_whole(result, args.is_distinct) {
-            let result = result.clone();
-            return Ok(Box::new(Sums { result, totals: Vec::new(), seen: Vec::new() }));
+        match Whole::of(args.return_type(), args.name) {
+            Some(whole) => Ok(Box::new(Sums { whole, totals: Vec::new(), seen: Vec::new() })),
+            None => self.plain.create_groups_accumulator(args),
         }
-        self.plain.create_groups_accumulator(args)
     }
 
     fn reverse_expr(&self) -> ReversedUDAF {
@@ -101,11 +139,6 @@ impl AggregateUDFImpl for Sum {
     fn order_sensitivity(&self) -> AggregateOrderSensitivity {
         AggregateOrderSensitivity::Insensitive
     }
-}
-
-fn too_large(sum: i128) -> DataFusionError {
-    let hint = "sum numbers that are smaller, or floats: sum(CAST(x AS DOUBLE))";
-    DataFusionError::Execution(format!("sum: {sum} does not fit 64 bits\n{hint}"))
 }
 
 /// Calls `add` with the row and the number of each row that has one and passes the filter.
@@ -148,7 +181,7 @@ fn kept(sums: impl Iterator<Item = Option<i128>>) -> ArrayRef {
 /// The sums of all groups.
 #[derive(Debug)]
 struct Sums {
-    result: DataType,
+    whole: Whole,
     totals: Vec<i128>,
     /// Which groups have a number.
     seen: Vec<bool>,
@@ -193,15 +226,8 @@ impl GroupsAccumulator for Sums {
     }
 
     fn evaluate(&mut self, emit_to: EmitTo) -> Result<ArrayRef> {
-        let unsigned = self.result == DataType::UInt64;
         let sums = self.take(emit_to);
-        Ok(if unsigned {
-            let fit = |sum| u64::try_from(sum).map_err(|_| too_large(sum));
-            Arc::new(sums.map(|sum| sum.map(fit).transpose()).collect::<Result<UInt64Array>>()?)
-        } else {
-            let fit = |sum| i64::try_from(sum).map_err(|_| too_large(sum));
-            Arc::new(sums.map(|sum| sum.map(fit).transpose()).collect::<Result<Int64Array>>()?)
-        })
+        self.whole.array(sums)
     }
 
     fn state(&mut self, emit_to: EmitTo) -> Result<Vec<ArrayRef>> {
@@ -235,7 +261,7 @@ impl GroupsAccumulator for Sums {
 /// The same over one group, from which rows may be taken away again.
 #[derive(Debug)]
 struct Single {
-    result: DataType,
+    whole: Whole,
     sum: i128,
     count: u64,
 }
@@ -255,14 +281,7 @@ impl Accumulator for Single {
     }
 
     fn evaluate(&mut self) -> Result<ScalarValue> {
-        let sum = self.sum();
-        Ok(if self.result == DataType::UInt64 {
-            let fit = |sum| u64::try_from(sum).map_err(|_| too_large(sum));
-            ScalarValue::UInt64(sum.map(fit).transpose()?)
-        } else {
-            let fit = |sum| i64::try_from(sum).map_err(|_| too_large(sum));
-            ScalarValue::Int64(sum.map(fit).transpose()?)
-        })
+        self.whole.scalar(self.sum())
     }
 
     fn size(&self) -> usize {
@@ -281,6 +300,61 @@ impl Accumulator for Single {
         each(&values[0], None, |_, number| {
             self.sum -= number;
             self.count -= 1;
+        })
+    }
+
+    fn supports_retract_batch(&self) -> bool {
+        true
+    }
+}
+
+/// The sum of the numbers that there are, each once however many rows have it.
+#[derive(Debug)]
+struct Distinct {
+    whole: Whole,
+    sum: i128,
+    /// How many rows have a number.
+    counts: HashMap<i128, u64>,
+}
+
+impl Accumulator for Distinct {
+    fn update_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
+        each(&values[0], None, |_, number| {
+            let count = self.counts.entry(number).or_default();
+            if *count == 0 {
+                self.sum += number;
+            }
+            *count += 1;
+        })
+    }
+
+    fn evaluate(&mut self) -> Result<ScalarValue> {
+        self.whole.scalar((!self.counts.is_empty()).then_some(self.sum))
+    }
+
+    fn size(&self) -> usize {
+        size_of_val(self) + self.counts.capacity() * (size_of::<(i128, u64)>() + 1)
+    }
+
+    fn state(&mut self) -> Result<Vec<ScalarValue>> {
+        let numbers = self.whole.array(self.counts.keys().map(|number| Some(*number)))?;
+        Ok(vec![SingleRowListArrayBuilder::new(numbers).build_list_scalar()])
+    }
+
+    fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
+        let lists = states[0].as_list::<i32>().iter().flatten();
+        lists.map(|numbers| self.update_batch(&[numbers])).collect()
+    }
+
+    fn retract_batch(&mut self, values: &[ArrayRef]) -> Result<()> {
+        each(&values[0], None, |_, number| {
+            if let Entry::Occupied(mut count) = self.counts.entry(number) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                    self.sum -= number;
+                }
+            }
         })
     }
 
@@ -340,6 +414,26 @@ mod tests {
             ("SELECT sum(n) FILTER (WHERE n < 9) FROM m", vec!["0"]),
             ("SELECT sum(n) FROM m WHERE n = 7", vec![""]),
             ("SELECT sum(DISTINCT u) FROM m", vec!["10"]),
+            // Two DISTINCT beside each other are not made groups; `u` is 1, 2, 3, 4.
+            (
+                "SELECT sum(DISTINCT CAST(u AS BIGINT) % 2), sum(DISTINCT n), sum(DISTINCT u) FROM m",
+                vec!["1 9223372036854775807 10"],
+            ),
+            ("SELECT sum(DISTINCT n), count(DISTINCT u) FROM m WHERE n = 7", vec![" 0"]),
+            (
+                "SELECT sum(DISTINCT CAST(u AS BIGINT) % 3) \
+                 OVER (ORDER BY time ROWS BETWEEN 3 PRECEDING AND CURRENT ROW) FROM m",
+                // 1; 1 and 2; 1, 2 and 0; 1 twice, 2 and 0.
+                vec!["1", "3", "3", "3"],
+            ),
+            (
+                "SELECT sum(DISTINCT u / u) OVER (ORDER BY time ROWS 1 PRECEDING) FROM m",
+                vec!["1", "1", "1", "1"],
+            ),
+            (
+                "SELECT sum(DISTINCT u) OVER (ORDER BY time ROWS 1 PRECEDING) FROM m",
+                vec!["1", "3", "5", "7"],
+            ),
             ("SELECT sum(CAST(n AS DOUBLE)) / 9223372036854775807.0 FROM m", vec!["1.0"]),
             // A frame from which rows leave; over none of them there is none.
             (
@@ -355,10 +449,13 @@ mod tests {
             ("SELECT device, sum(n) FROM m GROUP BY device", "9223372036854775808"),
             ("SELECT sum(u) FROM m", "18446744073709551616"),
             ("SELECT sum(n) OVER (ORDER BY time) FROM m", "9223372036854775808"),
+            ("SELECT sum(DISTINCT n), count(DISTINCT u) FROM m", "9223372036854775808"),
         ] {
             let error = compute(sql, high(MOST)).await.unwrap_err();
-            assert_eq!(error.message, format!("sum: {sum} does not fit 64 bits"), "{sql}");
-            assert!(error.hint.unwrap().contains("AS DOUBLE"));
+            let advice = "sum floats, as in sum(CAST(x AS DOUBLE))";
+            let (name, told) = error.message.split_once("`: ").unwrap();
+            assert_eq!(told, format!("{sum} does not fit 64 bits; {advice}"), "{sql}");
+            assert!(name.starts_with("`sum(") && name.contains("m."), "{sql}: {name}");
         }
         assert_eq!(
             compute("SELECT sum(n) FROM m", high(MOST - 1)).await.unwrap(),

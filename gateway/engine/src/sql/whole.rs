@@ -1,28 +1,40 @@
 //! Arithmetic of whole numbers, with 64 bits and never beyond them.
 //!
 //! DataFusion computes in the type of the columns, and wraps around without a word: two powers of 40,001 W
-//! in registers of 16 bits have the sum 14,466, 1 - 2 is 65,535, and the square of 2^32 is 0. So `+`, `-` and
-//! `*` are planned as functions of operands that are 64 bits wide with a sign. What does not fit, a number
-//! without a sign or a result, fails the row, which is counted. [`super::sum`] does the same for sums.
+//! in registers of 16 bits have the sum 14,466, 1 - 2 is 65,535, and the square of 2^32 is 0. So `+`, `-`,
+//! `*` and `-x` are planned as functions of operands that are 64 bits wide with a sign. What does not fit, a
+//! number without a sign or a result, is an error that names the expression. [`super::sum`] does the same for
+//! sums. It does not know what becomes of the rows; [`super::guarded`] says for which of them is computed.
 
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray};
 use arrow::compute::kernels::numeric::{add, mul, neg, sub};
-use arrow::datatypes::{DataType, Field, FieldRef};
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::common::{DFSchema, Result, exec_err};
+use arrow::datatypes::{DataType, Field, FieldRef, Int64Type, UInt64Type};
+use arrow::error::ArrowError;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::{
+    DFSchema, DataFusionError, Result, ScalarValue, exec_datafusion_err, exec_err,
+};
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{
-    ColumnarValue, Expr, ExprSchemable, LogicalPlan, ReturnFieldArgs, ScalarFunctionArgs,
-    ScalarUDF, ScalarUDFImpl, Signature, Volatility, cast,
+    ColumnarValue, Expr, ExprSchemable, LogicalPlan, Operator, ReturnFieldArgs, ScalarFunctionArgs,
+    ScalarUDF, ScalarUDFImpl, Signature, Volatility, binary_expr, cast,
 };
 use datafusion::physical_expr_common::datum::apply;
 use datafusion::sql::sqlparser::ast::BinaryOperator;
-use std::sync::Arc;
 
 /// Plans arithmetic of whole numbers before others plan the operator.
 #[derive(Debug)]
 pub(super) struct WholeNumbers;
+
+/// The same as versions before did, whose states this one still finishes: operators of 64 bits that wrap
+/// around.
+#[derive(Debug)]
+pub(super) struct Wrapping;
 
 impl ExprPlanner for WholeNumbers {
     fn plan_binary_op(
@@ -30,29 +42,124 @@ impl ExprPlanner for WholeNumbers {
         expr: RawBinaryExpr,
         schema: &DFSchema,
     ) -> Result<PlannerResult<RawBinaryExpr>> {
-        let arithmetic = match expr.op {
-            BinaryOperator::Plus => Arithmetic::Add,
-            BinaryOperator::Minus => Arithmetic::Subtract,
-            BinaryOperator::Multiply => Arithmetic::Multiply,
-            _ => return Ok(PlannerResult::Original(expr)),
-        };
-        let types = (expr.left.get_type(schema), expr.right.get_type(schema));
-        let (Ok(left), Ok(right)) = types else {
+        let Some((arithmetic, [left, right])) = of_whole_numbers(&expr, schema) else {
             return Ok(PlannerResult::Original(expr));
         };
-        if !left.is_integer() || !right.is_integer() {
-            return Ok(PlannerResult::Original(expr));
-        }
-        let operands = vec![wide(expr.left, &left), wide(expr.right, &right)];
-        Ok(PlannerResult::Planned(arithmetic.of(operands)))
+        let operands = [&expr.left, &expr.right].map(said);
+        let text = shortened(format!("{} {} {}", operands[0], arithmetic.sign(), operands[1]));
+        let operands = vec![wide(expr.left, &left, &text), wide(expr.right, &right, &text)];
+        Ok(PlannerResult::Planned(arithmetic.of(operands, text)))
     }
 }
 
-fn wide(operand: Expr, of: &DataType) -> Expr {
+impl ExprPlanner for Wrapping {
+    fn plan_binary_op(
+        &self,
+        expr: RawBinaryExpr,
+        schema: &DFSchema,
+    ) -> Result<PlannerResult<RawBinaryExpr>> {
+        let Some((_, [left, right])) = of_whole_numbers(&expr, schema) else {
+            return Ok(PlannerResult::Original(expr));
+        };
+        let widened = |operand, of: &DataType| match of {
+            DataType::Int64 => operand,
+            _ => cast(operand, DataType::Int64),
+        };
+        Ok(PlannerResult::Original(RawBinaryExpr {
+            op: expr.op,
+            left: widened(expr.left, &left),
+            right: widened(expr.right, &right),
+        }))
+    }
+}
+
+/// What is computed, and the types of its operands, where both are whole numbers.
+fn of_whole_numbers(
+    expr: &RawBinaryExpr,
+    schema: &DFSchema,
+) -> Option<(Arithmetic, [DataType; 2])> {
+    let arithmetic = match expr.op {
+        BinaryOperator::Plus => Arithmetic::Add,
+        BinaryOperator::Minus => Arithmetic::Subtract,
+        BinaryOperator::Multiply => Arithmetic::Multiply,
+        _ => return None,
+    };
+    let types = [expr.left.get_type(schema).ok()?, expr.right.get_type(schema).ok()?];
+    types.iter().all(DataType::is_integer).then_some((arithmetic, types))
+}
+
+/// An operand that is 64 bits wide with a sign. Only one of 64 bits without may have no place there, and
+/// says in which expression.
+fn wide(operand: Expr, of: &DataType, text: &str) -> Expr {
     match of {
         DataType::Int64 => operand,
+        DataType::UInt64 => Arithmetic::Widen.of(vec![operand], text.to_owned()),
         _ => cast(operand, DataType::Int64),
     }
+}
+
+/// An operand as a person would write it.
+fn said(operand: &Expr) -> String {
+    match (called(operand), operand) {
+        (Some((checked, [of])), _) if checked.arithmetic == Arithmetic::Widen => said(of),
+        (Some((checked, _)), _) => format!("({})", checked.text),
+        (None, Expr::Literal(value, _)) => value.to_string(),
+        (None, Expr::Cast(cast)) => said(&cast.expr),
+        // It is one of ours only after all else is planned.
+        (None, Expr::Negative(of)) => format!("(-{})", said(of)),
+        (None, other) => other.schema_name().to_string(),
+    }
+}
+
+/// Texts are in each message that says them, and each contains those of its operands.
+fn shortened(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(TEXT_MAX) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// Characters of an expression in a message.
+const TEXT_MAX: usize = 100;
+
+/// The function of ours that an expression calls.
+fn called(expr: &Expr) -> Option<(&Checked, &[Expr])> {
+    match expr {
+        Expr::ScalarFunction(call) => {
+            call.func.inner().downcast_ref::<Checked>().map(|checked| (checked, &call.args[..]))
+        }
+        _ => None,
+    }
+}
+
+/// Whether an expression is arithmetic of whole numbers, which fails where a result does not fit. It is
+/// NULL where an operand is.
+pub(super) fn is_checked(expr: &Expr) -> bool {
+    called(expr).is_some()
+}
+
+/// The same with operators in the place of functions: how versions before named what calls remember.
+pub(crate) fn as_operators(expr: Expr) -> Result<Expr> {
+    let plain = expr.transform_up(|expr| {
+        let operator = match called(&expr) {
+            Some((checked, [of])) => match checked.arithmetic {
+                Arithmetic::Widen => cast(of.clone(), DataType::Int64),
+                _ => Expr::Negative(Box::new(of.clone())),
+            },
+            Some((checked, [left, right])) => {
+                let operator = match checked.arithmetic {
+                    Arithmetic::Add => Operator::Plus,
+                    Arithmetic::Multiply => Operator::Multiply,
+                    _ => Operator::Minus,
+                };
+                binary_expr(left.clone(), operator, right.clone())
+            }
+            _ => return Ok(Transformed::no(expr)),
+        };
+        Ok(Transformed::yes(operator))
+    });
+    plain.data()
 }
 
 /// Plans `-x` of whole numbers, for which planners of expressions are not asked.
@@ -63,7 +170,7 @@ pub(super) fn negations(plan: LogicalPlan) -> Result<LogicalPlan> {
         for expr in node.expressions() {
             any |= expr.exists(&mut look)?;
         }
-        Ok(datafusion::common::tree_node::TreeNodeRecursion::Continue)
+        Ok(TreeNodeRecursion::Continue)
     })?;
     if !any {
         return Ok(plan);
@@ -80,14 +187,21 @@ pub(super) fn negations(plan: LogicalPlan) -> Result<LogicalPlan> {
 /// The same in one expression over rows of `schema`.
 pub(super) fn negation(expr: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
     expr.transform_up(|expr| match expr {
-        Expr::Negative(of) if !matches!(*of, Expr::Literal(..)) => match of.get_type(schema) {
+        Expr::Negative(of) if !is_small(&of) => match of.get_type(schema) {
             Ok(data_type) if data_type.is_signed_integer() => {
-                Ok(Transformed::yes(Arithmetic::Negate.of(vec![wide(*of, &data_type)])))
+                let text = shortened(format!("-{}", said(&of)));
+                let operand = wide(*of, &data_type, &text);
+                Ok(Transformed::yes(Arithmetic::Negate.of(vec![operand], text)))
             }
             _ => Ok(Transformed::no(Expr::Negative(of))),
         },
         expr => Ok(Transformed::no(expr)),
     })
+}
+
+/// Whether it is a constant with a negative; it stays one for those who ask for constants.
+fn is_small(expr: &Expr) -> bool {
+    matches!(expr, Expr::Literal(value, _) if *value != ScalarValue::Int64(Some(i64::MIN)))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,31 +210,91 @@ enum Arithmetic {
     Subtract,
     Multiply,
     Negate,
+    /// From 64 bits without a sign to 64 bits with one.
+    Widen,
 }
 
 impl Arithmetic {
-    fn of(self, args: Vec<Expr>) -> Expr {
-        let types = vec![DataType::Int64; args.len()];
-        let signature = Signature::exact(types, Volatility::Immutable);
-        let function = ScalarUDF::new_from_impl(Checked { arithmetic: self, signature });
+    fn of(self, args: Vec<Expr>, text: String) -> Expr {
+        let operand = if self == Self::Widen { DataType::UInt64 } else { DataType::Int64 };
+        let signature = Signature::exact(vec![operand; args.len()], Volatility::Immutable);
+        let function = ScalarUDF::new_from_impl(Checked { arithmetic: self, text, signature });
         Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(function), args))
     }
 
-    /// Between its operands.
-    fn sign(self) -> char {
+    /// Before or between its operands.
+    fn sign(self) -> &'static str {
         match self {
-            Self::Add => '+',
-            Self::Subtract | Self::Negate => '-',
-            Self::Multiply => '*',
+            Self::Add => "+",
+            Self::Subtract | Self::Negate => "-",
+            Self::Multiply => "*",
+            Self::Widen => "",
         }
     }
 }
 
 /// One operator, by a kernel that looks for results that do not fit.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug)]
 struct Checked {
     arithmetic: Arithmetic,
+    /// The expression that a person wrote.
+    text: String,
     signature: Signature,
+}
+
+/// Calls with equal operands are equal, wherever they stand.
+impl PartialEq for Checked {
+    fn eq(&self, other: &Self) -> bool {
+        self.arithmetic == other.arithmetic
+    }
+}
+
+impl Eq for Checked {}
+
+impl Hash for Checked {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.arithmetic.hash(state);
+    }
+}
+
+impl Checked {
+    fn failed(&self, error: DataFusionError) -> DataFusionError {
+        let DataFusionError::ArrowError(arrow, _) = &error else {
+            return error;
+        };
+        let ArrowError::ArithmeticOverflow(told) = &**arrow else {
+            return error;
+        };
+        let numbers = told.strip_prefix(OVERFLOW).unwrap_or(told);
+        exec_datafusion_err!(
+            "`{}`: {numbers} does not fit 64 bits; compute with floats, as in CAST(x AS DOUBLE)",
+            self.text
+        )
+    }
+}
+
+/// Before the numbers in arrow's message.
+const OVERFLOW: &str = "Overflow happened on: ";
+
+fn signed(numbers: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    let signed = numbers.as_primitive::<UInt64Type>().try_unary::<_, Int64Type, _>(|number| {
+        let told = |_| ArrowError::ArithmeticOverflow(format!("{OVERFLOW}{number}"));
+        i64::try_from(number).map_err(told)
+    })?;
+    Ok(Arc::new(signed))
+}
+
+fn apply_to_one(
+    operand: &ColumnarValue,
+    kernel: impl Fn(&ArrayRef) -> Result<ArrayRef, ArrowError>,
+) -> Result<ColumnarValue> {
+    Ok(match operand {
+        ColumnarValue::Array(array) => ColumnarValue::Array(kernel(array)?),
+        ColumnarValue::Scalar(scalar) => {
+            let result = kernel(&scalar.to_array()?)?;
+            ColumnarValue::Scalar(ScalarValue::try_from_array(&result, 0)?)
+        }
+    })
 }
 
 impl ScalarUDFImpl for Checked {
@@ -130,6 +304,7 @@ impl ScalarUDFImpl for Checked {
             Arithmetic::Subtract => "subtract",
             Arithmetic::Multiply => "multiply",
             Arithmetic::Negate => "negate",
+            Arithmetic::Widen => "signed",
         }
     }
 
@@ -137,6 +312,7 @@ impl ScalarUDFImpl for Checked {
     fn schema_name(&self, args: &[Expr]) -> Result<String> {
         let sign = self.arithmetic.sign();
         match args {
+            [of] if sign.is_empty() => Ok(of.schema_name().to_string()),
             [of] => Ok(format!("({sign} {})", of.schema_name())),
             [left, right] => Ok(format!("{} {sign} {}", left.schema_name(), right.schema_name())),
             _ => exec_err!("`{sign}` has {} operands", args.len()),
@@ -156,38 +332,39 @@ impl ScalarUDFImpl for Checked {
         Ok(Arc::new(Field::new(self.name(), DataType::Int64, nullable)))
     }
 
+    fn is_strict(&self) -> bool {
+        true
+    }
+
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let kernel = match (self.arithmetic, args.args.as_slice()) {
-            (Arithmetic::Negate, [of]) => {
-                let negated = neg(&of.to_array(args.number_rows)?)?;
-                return Ok(ColumnarValue::Array(negated));
-            }
-            (Arithmetic::Add, [_, _]) => add,
-            (Arithmetic::Subtract, [_, _]) => sub,
-            (Arithmetic::Multiply, [_, _]) => mul,
+        let computed = match (self.arithmetic, args.args.as_slice()) {
+            (Arithmetic::Add, [left, right]) => apply(left, right, add),
+            (Arithmetic::Subtract, [left, right]) => apply(left, right, sub),
+            (Arithmetic::Multiply, [left, right]) => apply(left, right, mul),
+            (Arithmetic::Negate, [of]) => apply_to_one(of, |array| neg(array)),
+            (Arithmetic::Widen, [of]) => apply_to_one(of, signed),
             (_, operands) => return exec_err!("{} has {} operands", self.name(), operands.len()),
         };
-        apply(&args.args[0], &args.args[1], kernel)
+        computed.map_err(|error| self.failed(error))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use arrow::array::{
-        Array, ArrayRef, Int16Array, Int64Array, StringArray, TimestampMicrosecondArray,
-        UInt16Array, UInt32Array, UInt64Array,
+        Array, Int16Array, Int64Array, StringArray, TimestampMicrosecondArray, UInt16Array,
+        UInt32Array, UInt64Array,
     };
     use arrow::record_batch::RecordBatch;
     use arrow::util::display::array_value_to_string;
 
     use super::super::{Sql, TableSchema};
+    use super::*;
     use crate::window::Bounds;
 
     /// A register of each kind, of which little arithmetic fits the kind.
     fn registers() -> RecordBatch {
-        let columns: [(&str, ArrayRef); 9] = [
+        let columns: [(&str, ArrayRef); 10] = [
             ("time", Arc::new(TimestampMicrosecondArray::from(vec![1]).with_timezone("UTC"))),
             ("device", Arc::new(StringArray::from(vec!["m"]))),
             ("a", Arc::new(UInt16Array::from(vec![40_000]))),
@@ -197,17 +374,16 @@ mod tests {
             ("w", Arc::new(UInt64Array::from(vec![7]))),
             ("huge", Arc::new(UInt64Array::from(vec![u64::MAX]))),
             ("most", Arc::new(Int64Array::from(vec![i64::MAX]))),
+            ("none", Arc::new(Int64Array::from(vec![None]))),
         ];
         RecordBatch::try_from_iter_with_nullable(columns.map(|(n, c)| (n, c, true))).unwrap()
     }
 
     async fn compute(what: &str, windowed: bool) -> Result<String, String> {
         let rows = registers();
-        let (name, time_column) = ("m".to_owned(), "time".to_owned());
-        let table = TableSchema { name, schema: rows.schema(), time_column };
         let sql = Sql::new(1 << 20).unwrap();
         let text = format!("SELECT {what} AS x FROM m");
-        let mut query = sql.plan(&text, &[table], windowed).map_err(|e| e.message)?;
+        let mut query = sql.plan(&text, &[table()], windowed).map_err(|e| e.message)?;
         let bounds = windowed.then_some(Bounds { start: 0, end: 10 });
         let result = query.execute(vec![vec![rows]], bounds).await.map_err(|e| e.message)?;
         let column = result[0].column(0);
@@ -250,41 +426,187 @@ mod tests {
         ] {
             if result == "overflow" {
                 let error = compute(what, false).await.unwrap_err();
-                assert!(error.to_lowercase().contains("overflow"), "{what}: {error}");
+                assert!(error.contains("does not fit 64 bits"), "{what}: {error}");
                 continue;
             }
             assert_eq!(compute(what, false).await.as_deref(), Ok(result), "{what}");
         }
         assert_eq!(compute("sum(a + b)", true).await.as_deref(), Ok("80001"));
         assert_eq!(compute("sum(i * 2)", true).await.as_deref(), Ok("-65536"));
-        // What does not fit is told, and not made another number.
-        compute("huge + 1", false).await.unwrap_err();
+    }
+
+    /// What does not fit is told, with the expression, the numbers and what would do; it is not made
+    /// another number.
+    #[tokio::test]
+    async fn errors_name_the_expression() {
+        let advice = "does not fit 64 bits; compute with floats, as in CAST(x AS DOUBLE)";
+        for (what, told) in [
+            ("most + 1", "`m.most + 1`: 9223372036854775807 + 1"),
+            ("(most + 0) * a", "`(m.most + 0) * m.a`: 9223372036854775807 * 40000"),
+            ("most * -most", "`m.most * (-m.most)`: 9223372036854775807 * -9223372036854775807"),
+            ("-(0 - most - 1)", "`-((0 - m.most) - 1)`: - -9223372036854775808"),
+            ("huge - w", "`m.huge - m.w`: 18446744073709551615"),
+            ("abs(a + most)", "`m.a + m.most`: 40000 + 9223372036854775807"),
+            // A division is DataFusion's own, and says so much.
+            ("(-most - 1) / -1", "Overflow happened on: -9223372036854775808 / -1"),
+        ] {
+            let error = compute(what, false).await.unwrap_err();
+            let rest = error.split_once(told).map(|(_, rest)| rest.trim());
+            let expected = if told.starts_with('`') { advice } else { "" };
+            assert_eq!(rest, Some(expected), "{what}: {error}");
+        }
+        assert_eq!(compute("(-most - 1) % -1", false).await.as_deref(), Ok("0"));
+        let long = format!("most{}", " + 0".repeat(60));
+        let error = compute(&format!("{long} + 1"), false).await.unwrap_err();
+        assert!(error.contains("…`: 9223372036854775807 + 1 does not"), "{error}");
+    }
+
+    /// Rows that are NULL, or that a filter leaves out, hold any bits, and none of them is computed.
+    #[tokio::test]
+    async fn null_fits_everywhere() {
+        for what in ["most + none", "none * most", "-none", "none - none"] {
+            assert_eq!(compute(what, false).await.as_deref(), Ok("null"), "{what}");
+        }
+        // Under the mask stands the largest number.
+        let masked = Int64Array::new(vec![i64::MAX, 1].into(), Some(vec![false, true].into()));
+        let two = Int64Array::from(vec![2, 2]);
+        let sum = arrow::compute::kernels::numeric::add(&masked, &two).unwrap();
+        assert_eq!(sum.as_primitive::<Int64Type>(), &Int64Array::from(vec![None, Some(3)]));
+    }
+
+    fn table() -> TableSchema {
+        let (name, time_column) = ("m".to_owned(), "time".to_owned());
+        TableSchema { name, schema: registers().schema(), time_column }
+    }
+
+    /// Wherever the SQL has arithmetic, none of whole numbers is left to operators.
+    #[test]
+    fn no_operator_is_left() {
+        let sql = Sql::new(64 << 20).unwrap();
+        for text in [
+            "SELECT a AS s FROM m ORDER BY s + i, b * 2",
+            "SELECT device, sum(a) AS s FROM m GROUP BY device HAVING sum(a) + 1 > -max(i)",
+            "SELECT a + b AS s, count(*) - 1 AS c FROM m GROUP BY a + b ORDER BY count(*) * 2",
+            "SELECT a FROM m WHERE a + 1 IN (b, i - 1) AND i * 2 BETWEEN -i AND i + 5",
+            "SELECT x.a FROM m AS x JOIN m AS y ON x.a + 1 = y.b AND x.i * 2 < y.i",
+            "SELECT (SELECT max(n.a + 1) FROM m AS n WHERE n.i = m.i + 1) - 1 AS x FROM m",
+            "SELECT a FROM m WHERE EXISTS (SELECT 1 FROM m AS n WHERE n.i * 2 = m.i - 1)",
+            "SELECT sum(a * 2) FILTER (WHERE i + 1 > 0) OVER (PARTITION BY a - b ORDER BY i * 3) AS s \
+             FROM m",
+            "SELECT CASE a + 1 WHEN b THEN i * 2 ELSE -i END AS x, coalesce(i + 1, a - 1) AS y FROM m",
+            "SELECT a - 1 AS x FROM m UNION ALL SELECT -i FROM m",
+            "SELECT max(-i) AS x FROM (SELECT i * a AS i FROM m LIMIT 5) AS n",
+            "WITH c AS (SELECT a * 2 AS d FROM m) SELECT sum(d + 1) AS s, sum(d) + 3 AS t FROM c",
+            "SELECT count(DISTINCT a + 1) AS d, sum(b - 1) AS s FROM m",
+        ] {
+            let query =
+                sql.plan(text, &[table()], true).unwrap_or_else(|e| panic!("{text}: {e:?}"));
+            let walked = query.plan.logical.apply_with_subqueries(|node| {
+                let schema = merge_schema(&node.inputs());
+                node.apply_expressions(|expr| {
+                    expr.apply(|part| {
+                        let whole = |e: &Expr| e.get_type(&schema).unwrap().is_integer();
+                        let left = match part {
+                            Expr::Negative(of) => whole(of) && !matches!(**of, Expr::Literal(..)),
+                            Expr::BinaryExpr(binary) => {
+                                let op = binary.op;
+                                (op == Operator::Plus
+                                    || op == Operator::Minus
+                                    || op == Operator::Multiply)
+                                    && whole(&binary.left)
+                                    && whole(&binary.right)
+                            }
+                            _ => false,
+                        };
+                        assert!(!left, "{text}: {part}\n{}", query.explain());
+                        Ok(TreeNodeRecursion::Continue)
+                    })
+                })
+            });
+            walked.unwrap();
+        }
+    }
+
+    /// What is wider below is so for whoever reads it, also from within a subquery.
+    #[tokio::test]
+    async fn negations_are_wide_for_all_who_read_them() {
+        let sql = Sql::new(64 << 20).unwrap();
+        for (text, result) in [
+            ("SELECT -i AS x FROM m UNION ALL SELECT i AS x FROM m WHERE a < 0", "32768"),
+            ("SELECT -x AS x FROM (SELECT -i AS x FROM m) AS n", "-32768"),
+            ("SELECT max(x) + 1 AS x FROM (SELECT DISTINCT -i AS x FROM m) AS n", "32769"),
+            // Both are 16 bits wide for one who does not know what became of `x`.
+            (
+                "SELECT x FROM (SELECT -(-i) AS x FROM m) AS n \
+                 WHERE EXISTS (SELECT 1 FROM m WHERE m.i = n.x)",
+                "-32768",
+            ),
+            (
+                "SELECT x FROM (SELECT -i AS x, a FROM m) AS n \
+                 WHERE EXISTS (SELECT 1 FROM m WHERE m.i = n.x - 65536)",
+                "32768",
+            ),
+            (
+                "SELECT x FROM (SELECT -i AS x, a FROM m) AS n \
+                 WHERE x IN (SELECT -m.i FROM m WHERE m.a = n.a AND -m.i = n.x)",
+                "32768",
+            ),
+            (
+                "SELECT (SELECT max(m.a) FROM m WHERE m.i = n.x - 65536) AS x \
+                 FROM (SELECT -i AS x FROM m) AS n",
+                "40000",
+            ),
+        ] {
+            let mut query =
+                sql.plan(text, &[table()], true).unwrap_or_else(|e| panic!("{text}: {e:?}"));
+            let bounds = Some(Bounds { start: 0, end: 10 });
+            let rows = query.execute(vec![vec![registers()]], bounds).await;
+            let rows = rows.unwrap_or_else(|e| panic!("{text}: {e:?}\n{}", query.explain()));
+            assert_eq!(array_value_to_string(rows[0].column(0), 0).unwrap(), result, "{text}");
+        }
+    }
+
+    /// Conditions of routes and windows are planned in another way.
+    #[test]
+    fn conditions_do_not_wrap() {
+        let sql = Sql::new(1 << 20).unwrap();
+        let holds = |text: &str| {
+            let condition = sql.condition(text, &registers().schema()).unwrap();
+            condition.holds(&registers()).map(|holds| holds.value(0)).map_err(|e| e.message)
+        };
+        assert_eq!(holds("a + b > 80000 AND -i = 32768"), Ok(true));
+        assert!(holds("most + a > 0").unwrap_err().starts_with("`most + a`: 9223372036854775807"));
     }
 
     /// Columns keep the names that they would have.
     #[test]
     fn names_stay() {
-        let table = TableSchema {
-            name: "m".to_owned(),
-            schema: registers().schema(),
-            time_column: "time".to_owned(),
-        };
-        let query =
-            Sql::new(1 << 20).unwrap().plan("SELECT a + b FROM m", &[table], false).unwrap();
-        assert_eq!(query.schema().field(0).name(), "m.a + m.b");
-        let sql = "SELECT (a - b) * 2, -i, sum(-i * 3) FROM m GROUP BY a, b, i";
-        let query = Sql::new(1 << 20).unwrap().plan(
-            sql,
-            &[TableSchema {
-                name: "m".to_owned(),
-                schema: registers().schema(),
-                time_column: "time".to_owned(),
-            }],
-            true,
-        );
+        let sql = "SELECT a + b, (a - b) * 2, -i, w - 1, sum(-i * 3) FROM m GROUP BY a, b, i, w";
+        let query = Sql::new(1 << 20).unwrap().plan(sql, &[table()], true);
         let schema = query.unwrap().schema();
         let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
         // As DataFusion calls them.
-        assert_eq!(names, ["m.a - m.b * Int64(2)", "(- m.i)", "sum((- m.i) * Int64(3))"]);
+        let expected = [
+            "m.a + m.b",
+            "m.a - m.b * Int64(2)",
+            "(- m.i)",
+            "m.w - Int64(1)",
+            "sum((- m.i) * Int64(3))",
+        ];
+        assert_eq!(names, expected);
+    }
+
+    /// What a version before remembered for a call is found under the same name.
+    #[test]
+    fn calls_are_said_with_operators() {
+        let schema = DFSchema::try_from(registers().schema()).unwrap();
+        let sql = Sql::new(1 << 20).unwrap();
+        let said = |sql: &Sql| {
+            let state = sql.bare_state(None).unwrap();
+            let expr = state.create_logical_expr("abs(a + b * 2 - w)", &schema).unwrap();
+            as_operators(expr).unwrap().to_string()
+        };
+        let before = "abs(CAST(a AS Int64) + CAST(b AS Int64) * Int64(2) - CAST(w AS Int64))";
+        assert_eq!((said(&sql), said(&sql.as_before().unwrap())), (before.into(), before.into()));
     }
 }

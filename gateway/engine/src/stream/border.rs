@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow::record_batch::RecordBatch;
 
+use super::Stream;
 use crate::lookup::Lookup;
 use crate::sql::{Query, Sql, SqlError, TableSchema, Tables};
 use crate::store::StateChange;
@@ -97,6 +98,24 @@ impl StreamSpec {
         }
         let alone = self.window.as_ref().is_none_or(Window::is_aligned);
         if alone { Ok(query) } else { query.with_twin(sql) }
+    }
+
+    /// Plans the SQL by which states beside `progress` were made ([`Stream::outdated`]), so that it can go
+    /// on with them; also where they were made by a version whose plans had other states.
+    pub fn plan_old(
+        &self,
+        sql: &Sql,
+        text: &str,
+        lookups: &[Arc<Lookup>],
+        progress: &[u8],
+    ) -> Result<Query, SqlError> {
+        let goes_on = |query: &Query| matches!(Stream::outdated(self, query, progress), Ok(None));
+        let query = self.plan_with(sql, text, lookups)?;
+        if goes_on(&query) {
+            return Ok(query);
+        }
+        let before = self.plan_with(&sql.as_before()?, text, lookups)?;
+        Ok(if goes_on(&before) { before } else { query })
     }
 }
 

@@ -13,6 +13,7 @@ mod properties;
 mod restart;
 mod time;
 mod together;
+mod whole_numbers;
 mod windows;
 
 use std::sync::Arc;
