@@ -17,6 +17,7 @@ mod expansion;
 mod feed;
 mod growth;
 mod guard;
+mod guarded;
 mod incremental;
 mod mode;
 #[cfg(test)]
@@ -67,6 +68,7 @@ use crate::functions::{self, BoundsCell, Memory};
 use budget::Budget;
 use deadline::Deadline;
 use feed::Feed;
+use guarded::guarded;
 use incremental::{Incremental, Refusal};
 pub(crate) use planner::CountingPlanner;
 use pool::Bounded;
@@ -380,7 +382,7 @@ impl Planned {
             logical
         } else {
             constants::check(&logical, state)?;
-            logical
+            guarded(logical)?
         };
         let physical = state.query_planner().create_physical_plan(&logical, state).await?;
         constants::check_aggregates(&physical)?;

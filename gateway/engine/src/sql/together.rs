@@ -25,6 +25,7 @@ use datafusion::logical_expr::{
 use datafusion::physical_plan::ExecutionPlan;
 
 use super::feed::{self, Feed};
+use super::guarded::guarded;
 use crate::functions::{self, BoundsCell};
 use crate::window::Bounds;
 
@@ -72,7 +73,7 @@ impl Twin {
         };
         // Nothing is carried from one window to the next: they begin and end with their rows.
         let (twin, _) = functions::rewrite(twin, cell, true).ok()?;
-        let logical = state.optimize(&twin).ok()?;
+        let logical = guarded(state.optimize(&twin).ok()?).ok()?;
         let physical = state.query_planner().create_physical_plan(&logical, state).await.ok()?;
         let physical = feed::in_order(physical).ok()?;
         let (lacks_empty, output) = (!groups && filters, Arc::clone(output));
