@@ -31,21 +31,21 @@ fn conditions(filter: Filter) -> Result<Transformed<LogicalPlan>> {
     let Filter { predicate, input, .. } = filter;
     let schema = input.schema();
     let parts = split_conjunction_owned(predicate.clone());
-    let (fallible, safe): (Vec<_>, Vec<_>) =
+    let (fallible, others): (Vec<_>, Vec<_>) =
         parts.into_iter().partition(|part| may_fail(part, schema));
-    let same = fallible.is_empty() || fallible.len() + safe.len() < 2;
-    let mut whole = if same { Some(predicate) } else { conjunction(safe) };
-    if !same {
-        for condition in fallible {
-            whole = Some(match whole {
-                Some(guard) => when(guard, condition).otherwise(lit(false))?,
-                None => condition,
-            });
-        }
+    if fallible.is_empty() || fallible.len() + others.len() < 2 {
+        let filter = Filter::try_new(predicate, input)?;
+        return Ok(Transformed::no(LogicalPlan::Filter(filter)));
     }
-    let predicate = whole.unwrap_or_else(|| lit(true));
-    let plan = LogicalPlan::Filter(Filter::try_new(predicate, input)?);
-    Ok(if same { Transformed::no(plan) } else { Transformed::yes(plan) })
+    let mut whole = conjunction(others);
+    for condition in fallible {
+        whole = Some(match whole {
+            Some(guard) => when(guard, condition).otherwise(lit(false))?,
+            None => condition,
+        });
+    }
+    let filter = Filter::try_new(whole.unwrap_or(predicate), input)?;
+    Ok(Transformed::yes(LogicalPlan::Filter(filter)))
 }
 
 fn aggregates(aggregate: Aggregate) -> Result<Transformed<LogicalPlan>> {

@@ -185,9 +185,9 @@ impl Sql {
         let mut sides = Sides::new(tables, &feeds)?;
         let state = self.state(tables, &sides, windowed.then_some(&cell), &planner, deadline)?;
         let plan = on_a_deep_stack(|| {
-            let planned =
-                Planned::new(&state, sql, tables, &sides, windowed, &cell, self.as_before);
-            futures::executor::block_on(planned)
+            let as_before = self.as_before;
+            let plan = Planned::new(&state, sql, tables, &sides, windowed, &cell, as_before);
+            futures::executor::block_on(plan)
         });
         let plan = plan.map_err(|e| deadline.and_then(|at| at.error()).unwrap_or(e))?;
         sides.note(&plan.physical)?;

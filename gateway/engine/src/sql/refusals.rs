@@ -1,6 +1,6 @@
 //! What SQL is refused, with which words and where.
 
-use super::shapes::tables;
+use super::shapes::{rows, tables};
 use super::*;
 use crate::window::Bounds;
 
@@ -138,6 +138,8 @@ fn the_stack_is_safe() {
     ] {
         refused(&sql, true);
     }
+    // Each stands behind those before.
+    let divisions: Vec<String> = (1..48).map(|i| format!("{i} / n > 0")).collect();
     let deepest = move || {
         let sql = Sql::new(1 << 20).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -148,11 +150,14 @@ fn the_stack_is_safe() {
             joins(12),
             casts(guard::CHAIN_MAX),
             format!("SELECT n FROM m WHERE {}", vec!["n = 1"; 70].join(" OR ")),
+            format!("SELECT n FROM m WHERE n > 0 AND {}", divisions.join(" AND ")),
         ] {
             let mut query = sql.plan(&text, &tables(), true).unwrap();
             assert!(query.explain().contains("physical plan"));
-            let bounds = Some(Bounds { start: 0, end: 1 });
-            runtime.block_on(query.execute(vec![vec![], vec![]], bounds)).unwrap();
+            let (bounds, row) = (Some(Bounds { start: 0, end: 1 }), rows(&[(0, "a", None, 1)]));
+            let inputs = vec![vec![row.clone()], vec![row]];
+            let results = runtime.block_on(query.execute(inputs, bounds)).unwrap();
+            assert!(results.iter().all(|batch| batch.num_rows() == 1) && !results.is_empty());
         }
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(deepest).unwrap().join().unwrap();

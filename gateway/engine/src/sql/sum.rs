@@ -342,8 +342,8 @@ impl Accumulator for Distinct {
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
-        let lists = states[0].as_list::<i32>().iter().flatten();
-        lists.map(|numbers| self.update_batch(&[numbers])).collect()
+        let mut lists = states[0].as_list::<i32>().iter().flatten();
+        lists.try_for_each(|numbers| self.update_batch(&[numbers]))
     }
 
     fn retract_batch(&mut self, values: &[ArrayRef]) -> Result<()> {

@@ -143,3 +143,19 @@ async fn states_of_before_are_finished_by_a_plan_of_before() {
     let own = spec.plan_old(&sql, text, &[], &state).unwrap();
     assert_eq!(own.fingerprint(), spec.plan(&sql, text).unwrap().fingerprint());
 }
+
+/// What is beyond 64 bits on the way is stored, and is none in the end.
+#[tokio::test]
+async fn a_stored_sum_may_be_beyond_64_bits() {
+    let spec = spec(100, 0);
+    let mut stream = with(stream(spec.clone(), SUM), Some(ALWAYS));
+    let mut kept = Kept::default();
+    feed(&mut stream, 0, batch(&[(1, "a", HALF), (2, "a", HALF)]), NOW).await;
+    kept.commit(&mut stream);
+    assert_eq!((kept.panes(), kept.progress.as_ref().unwrap().replay_from[0]), (1, 2));
+    let mut stream = kept.restore(&spec, query(&spec, SUM));
+    feed(&mut stream, 0, batch(&[(3, "a", -HALF)]), NOW).await;
+    let results = texts(&drain(&mut stream).await.results);
+    assert_eq!(results, ["#1 good 0..100000000 4611686018427387904"]);
+    assert_eq!(stream.counts().dropped, 0);
+}
