@@ -48,11 +48,17 @@ async fn image(options: &StoreOptions) -> FakeDisk {
     disk
 }
 
-/// The same under which the power failed.
+/// The same under which the power failed. A small ring has been gone round since: of its checkpoints the last
+/// two are in the tree's file, and frames that the older one needs are written over.
 async fn cut_image(options: &StoreOptions) -> FakeDisk {
     let disk = FakeDisk::default();
     let (store, _) = open_with(&disk, options, layout()).unwrap();
     fill(&store).await;
+    let more = if options.ring_bytes < wide().ring_bytes { 40 } else { 0 };
+    for _ in 0..more {
+        let progress = Some(progress(b"state", 20, 0));
+        commit(&store, Commit { progress, ..Commit::default() }).await.unwrap();
+    }
     answered(&store).await;
     disk.power_cut(None)
 }
