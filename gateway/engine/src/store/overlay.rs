@@ -1,8 +1,8 @@
 //! A folder that is only looked at: what is written to it stays in memory and goes with it.
 //!
 //! A store opens on it as on any disk, with whatever recovery that takes, and not a byte, name or time in
-//! the folder changes: the next start finds what it would have found. The lock of the folder is taken,
-//! where there is one, so that nobody writes meanwhile. Memory is what recovery writes: of a store that
+//! the folder changes: the next start finds what it would have found. The lock of the folder is shared with
+//! others who look, where there is one, so that nobody writes meanwhile. Memory is what recovery writes: of a store that
 //! was closed nothing but a few blocks. Knows no record.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +65,7 @@ impl Disk for Overlay {
 
     fn lock(&self, name: &str) -> io::Result<Option<Box<dyn Debug + Send>>> {
         match File::open(self.path(name)) {
-            Ok(file) => match file.try_lock() {
+            Ok(file) => match file.try_lock_shared() {
                 Ok(()) => Ok(Some(Box::new(file))),
                 Err(TryLockError::WouldBlock) => Ok(None),
                 Err(TryLockError::Error(error)) => Err(error),
