@@ -43,8 +43,9 @@ impl Committer {
             Ok((before, after)) => tracing::info!(before, after, "the store's tree gave room back"),
             Err(trouble) => {
                 tracing::warn!(reason = trouble.text(), "the store's tree cannot give room back");
-                // redb writes no more after an error.
-                if let Err(again) = self.book.files.reopen_tree() {
+                // redb writes no more after an error. A damaged tree is for the next checkpoint to replace.
+                let is_damaged = matches!(trouble, Trouble::Damaged(_));
+                if !is_damaged && let Err(again) = self.book.files.reopen_tree() {
                     tracing::debug!(reason = again.text(), "the checkpoint file stays closed");
                 }
             }

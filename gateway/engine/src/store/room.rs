@@ -12,6 +12,7 @@ use super::damage::{Trouble, contained};
 use super::fold::fold;
 use super::outbox;
 use super::recovery::keep_reserve;
+use super::remake::remake;
 use super::transaction::{GivesWay, Transaction};
 
 /// Bytes of dead letters that wait for the checkpoint at most.
@@ -125,7 +126,13 @@ impl Committer {
 
     pub(super) fn checkpoint(&mut self) -> Result<(), Trouble> {
         self.note_written();
-        checkpoint(&mut self.book, &mut self.state, false)?;
+        match checkpoint(&mut self.book, &mut self.state, false) {
+            Err(Trouble::Damaged(reason)) => {
+                tracing::error!(reason, "the store's checkpoint is damaged; making it again");
+                remake(&mut self.book, &mut self.state)?;
+            }
+            outcome => outcome?,
+        }
         self.snapshot_due = true;
         self.last = Arc::new(self.state.clone());
         self.tree_is_clean = false;

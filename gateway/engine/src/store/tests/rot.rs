@@ -410,3 +410,74 @@ async fn a51_a_file_cut_at_any_length_opens_and_the_store_works_on() {
         assert_eq!(count_right_rows(&store, &run).await, rows + 1, "{run}: again");
     }
 }
+
+/// Pages that rot while the gateway runs: no checkpoint was possible any more, the ring filled up, and everything
+/// stood still until somebody started the gateway anew, which mends it. It mends itself.
+#[tokio::test]
+async fn f05_a_tree_that_rots_while_it_runs_is_made_anew() {
+    // Everything, all but the header, all but the first pages, and the half of each page that has values.
+    for damage in 0..4 {
+        let run = format!("damage {damage}");
+        let disk = FakeDisk::default();
+        let options = StoreOptions { cache_bytes: 0, ..options() };
+        let (store, _) = open_with(&disk, &options, layout()).unwrap();
+        fill(&store).await;
+        store.reject("a", 6, "no");
+        for _ in 0..40 {
+            put(&store, "b", 20..20).await;
+            let again = progress(b"state", 20, 0);
+            commit(&store, Commit { progress: Some(again), ..Commit::default() }).await.unwrap();
+        }
+        answered(&store).await;
+        assert_eq!(store.backlog("a").letters, 1, "{run}");
+        disk.edit(TREE, |bytes| {
+            let rots = |at: usize| match damage {
+                0 => true,
+                1 => at >= 4_096,
+                2 => at >= 16_384,
+                _ => at >= 4_096 && at % 4_096 >= 2_048,
+            };
+            for (_, byte) in bytes.iter_mut().enumerate().filter(|(at, _)| rots(*at)) {
+                *byte ^= 0x55;
+            }
+        });
+        let (mut spoiled, mut stored) = (false, 20);
+        for number in 20..80 {
+            let outbox = vec![results("a", number..number + 1, 1)];
+            let commit = Commit { wait: true, outbox, ..Commit::default() };
+            let ticket = store.submit(commit).await.unwrap();
+            ticket.await.unwrap();
+            answered(&store).await;
+            assert_eq!(store.stats().stalled, None, "{run}");
+            stored = number + 1;
+            if store.take_spoiled("s") {
+                spoiled = true;
+                let states = changes(&STATES, &[]);
+                let progress = Some(StreamProgress { states, ..progress(b"state", 20, 0) });
+                super::commit(&store, Commit { progress, ..Commit::default() }).await.unwrap();
+            }
+        }
+        let stats = store.stats();
+        assert!(!stats.failed && stats.corrupt_records > 0, "{run}: {stats:?}");
+        assert_eq!(stats.corrupt_rows, 0, "{run}: the tree is an index");
+        assert!(disk.names().contains(&"store.redb.quarantine-1".to_owned()), "{run}");
+        // Its state stands in the damaged tree alone.
+        assert!(spoiled || damage == 3, "{run}");
+        let letters = store.backlog("a").letters;
+        assert_eq!(store.rejected("a", 9).await.unwrap().len() as u64, letters, "{run}");
+
+        let cut = disk.power_cut(None);
+        store.close().await.unwrap();
+        for disk in [cut, disk] {
+            let (store, recovery) = open_with(&disk, &options, layout()).unwrap();
+            assert_eq!((recovery.corrupt_records, recovery.progress_lost), (0, vec![]), "{run}");
+            // Whoever refuses the sixth has taken the fifth.
+            let left = bodies(&waiting(&store, "a").await);
+            assert_eq!(left, (6..stored).collect::<Vec<_>>(), "{run}");
+            assert_eq!(bodies(&waiting(&store, "b").await), (0..20).collect::<Vec<_>>(), "{run}");
+            assert_eq!(logged(&store, 0).await, (0..20).collect::<Vec<_>>(), "{run}");
+            assert_eq!(states(&store).await, STATES.map(|(key, text)| (key, text.to_owned())));
+            assert_eq!((store.epoch(), store.backlog("a").letters), (7, letters), "{run}");
+        }
+    }
+}
