@@ -1,4 +1,5 @@
-//! Fault F6 and promise P4: not a byte is free on a disk of 16 MiB, the far side is away, and more comes every second than the disk could hold.
+//! Fault F6 and promise P4: not a byte is free on a disk of 16 MiB, or of 4 MiB in memory, the far side is
+//! away, and more comes every second than the disk could hold.
 //!
 //! The gateway stays, answers at once, and says that it is short of room where it loses anything. What
 //! somebody wants to be rid of can be dropped: dead letters, and what is kept for a sink that is in the
@@ -266,4 +267,9 @@ fn f06_not_a_byte_is_free() {
 #[test]
 fn f06_not_a_byte_is_free_at_the_start() {
     not_a_byte_is_free(|scratch| Disk::ext4(scratch, 16), "16MiB", true);
+}
+
+#[test]
+fn f06_not_a_byte_is_free_on_a_tmpfs() {
+    not_a_byte_is_free(|scratch| Disk::tmpfs(scratch, 4), "512KiB", false);
 }
