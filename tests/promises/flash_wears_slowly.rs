@@ -12,9 +12,17 @@ struct Wear {
     seconds: f64,
     /// Bytes that the store was given, encoded.
     given: u64,
+    /// Rows that were read: a time and ten values of eight bytes each.
+    rows: u64,
     /// Bytes that reached the device.
     written: u64,
 }
+
+/// Points a second, bytes on the device for each that was given when this was last measured in full (ten
+/// minutes, 2026-11-30), and what is promised for each byte of times and values.
+const BARS: [(u32, f64, f64); 2] = [(1_000, 1.28, 3.0), (10_000, 1.03, 1.5)];
+/// Bytes that a file system writes of its own in a short run: its superblock, and once its journal's.
+const IDLE_BYTES_MAX: u64 = 12 << 10;
 
 /// `rows` of ten points every 100 ms (none: not a device), into a 10 s window and on to a sink that is
 /// away, with commits every second.
@@ -55,17 +63,21 @@ fn wear(rows: u32) -> Option<Wear> {
     let look = |gateway: &mut Gateway, uptime: f64| {
         gateway.wait_status("time to pass", secs(900), |status| {
             let now = status["gateway"]["uptime_s"].as_f64()?;
-            (now >= uptime).then(|| (now, status["store"]["bytes_committed"].as_u64().unwrap_or(0)))
+            let given = status["store"]["bytes_committed"].as_u64()?;
+            let sources = status["ledger"]["sources"].as_array()?;
+            let read = sources.first().and_then(|source| source["read"].as_u64()).unwrap_or(0);
+            (now >= uptime).then_some((now, given, read))
         })
     };
-    let (began, _) = look(&mut gateway, warm.as_secs_f64());
+    let (began, ..) = look(&mut gateway, warm.as_secs_f64());
     disk.sync();
-    let (before, (_, given_before)) = (disk.written(), look(&mut gateway, 0.0));
-    let (ended, given) = look(&mut gateway, began + if soak() { 600.0 } else { 20.0 });
+    let (before, (_, given_before, read_before)) = (disk.written(), look(&mut gateway, 0.0));
+    let (ended, given, read) = look(&mut gateway, began + if soak() { 600.0 } else { 20.0 });
     disk.sync();
     let written = disk.written() - before;
     assert_eq!(gateway.stop().code, Some(0));
-    Some(Wear { seconds: ended - began, given: given - given_before, written })
+    let (given, rows) = (given - given_before, read - read_before);
+    Some(Wear { seconds: ended - began, given, rows, written })
 }
 
 #[test]
@@ -76,22 +88,28 @@ fn f10_bytes_on_the_flash_for_each_byte() {
         threads.map(|(rows, thread)| (rows, thread.join().expect("a gateway's thread")))
     });
     for (rows, cost) in costs {
-        let Some(Wear { seconds, given, written }) = cost else { continue };
+        let Some(Wear { seconds, given, rows: read, written }) = cost else { continue };
         let factor = written as f64 / given as f64;
         let day = written as f64 / seconds * 86_400.0 / 1e6;
         let rate = rows * 100;
         if rows == 0 {
             say(format_args!("F10: idle {seconds:.0} s: {written} bytes, {day:.1} MB a day"));
-            // The file system itself writes its superblock once in a while, with its journal.
-            assert!(written <= 12 << 10, "{written} bytes while nothing happened");
+            assert!(written <= IDLE_BYTES_MAX || soak(), "{written} bytes while nothing happened");
+            assert!(day <= 10.0 || !soak(), "{day:.1} MB a day while nothing happens");
             continue;
         }
+        let of_values = written as f64 / (read * (8 + 10 * 8)) as f64;
         say(format_args!(
             "F10: {rate} points a second for {seconds:.0} s: {given} bytes given, {written} on the \
-             device, {factor:.2} for each, {day:.0} MB a day"
+             device, {factor:.2} for each, {of_values:.2} for each of times and values, {day:.0} MB a day"
         ));
-        let bar = if rate == 1_000 { 3.0 } else { 1.5 };
-        // Both refuse one redb file with all rows, which took 4.7 and 1.7.
-        assert!(factor <= bar, "{factor:.2} at {rate} points a second");
+        let bars = BARS.iter().find(|(of, ..)| *of == rate);
+        let (_, measured, promised) = bars.expect("a rate with bars");
+        assert!(of_values <= *promised, "{of_values:.2} at {rate} points a second");
+        // Refuses one redb file with all rows, which took 4.7 and 1.7. More than a tenth above what was
+        // measured is a regression; a short run, perhaps beside many others, commits in
+        // other portions, and what the file system writes every few seconds is a larger part of it.
+        let bar = measured * if soak() { 1.1 } else { 1.5 };
+        assert!(factor <= bar, "{factor:.2} at {rate} points a second, more than {bar:.2}");
     }
 }

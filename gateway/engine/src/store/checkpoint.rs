@@ -42,8 +42,10 @@ pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Res
     }
     if let Err(trouble) = outcome {
         // redb writes no more after an error; whether the transaction landed does not matter,
-        // because all of it is in the ring as well.
-        if let Err(again) = book.files.reopen_tree() {
+        // because all of it is in the ring as well. A damaged tree is left as it is: redb would go back to an
+        // older checkpoint, or write to it.
+        let is_damaged = matches!(trouble, Trouble::Damaged(_));
+        if !is_damaged && let Err(again) = book.files.reopen_tree() {
             tracing::debug!(reason = again.text(), "the checkpoint file stays closed");
         }
         // What the tree may not contain is still needed in the ring.

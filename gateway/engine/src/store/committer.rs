@@ -21,6 +21,7 @@ use super::format::row_bytes;
 use super::inbox::Shared;
 use super::recovery::Opened;
 use super::ring;
+use super::room::Want;
 use super::state::State;
 use super::transaction::Transaction;
 use super::turns::{Holding, Pace};
@@ -115,6 +116,8 @@ pub(super) struct Committer {
     /// The disk is full, the ring nearly, and nothing may give way: what is left of the ring is for
     /// deliveries, which free room. Why.
     pub(super) held_back: Option<String>,
+    /// For how long the disk has had no room.
+    pub(super) want: Want,
     /// Flushes until the tree is looked at again for what is free in it.
     pub(super) compact_in: u32,
     /// Length of the tree as the last compaction left it: what could not be gained then cannot be now.
@@ -146,6 +149,7 @@ impl Committer {
             day_base: 0,
             reclaim_failed: false,
             held_back: None,
+            want: Want::default(),
             compact_in: compact::LOOK_EVERY,
             compacted: 0,
             tree_is_clean: recovery.clean,
@@ -251,6 +255,7 @@ impl Committer {
             self.keep_room();
         }
         if flush {
+            self.look_for_room();
             self.book.slim();
             self.compact_sometimes();
         }

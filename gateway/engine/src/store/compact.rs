@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use super::book::Side;
 use super::committer::Committer;
 use super::damage::{Trouble, contained};
+use super::rows::encode_schema;
 
 /// Flushes between two looks: a minute, where one comes each second.
 pub(super) const LOOK_EVERY: u32 = 60;
@@ -42,8 +43,9 @@ impl Committer {
             Ok((before, after)) => tracing::info!(before, after, "the store's tree gave room back"),
             Err(trouble) => {
                 tracing::warn!(reason = trouble.text(), "the store's tree cannot give room back");
-                // redb writes no more after an error.
-                if let Err(again) = self.book.files.reopen_tree() {
+                // redb writes no more after an error. A damaged tree is for the next checkpoint to replace.
+                let is_damaged = matches!(trouble, Trouble::Damaged(_));
+                if !is_damaged && let Err(again) = self.book.files.reopen_tree() {
                     tracing::debug!(reason = again.text(), "the checkpoint file stays closed");
                 }
             }
@@ -52,6 +54,9 @@ impl Committer {
 
     /// Bytes that are needed in the tree, about and rather too many.
     fn needed(&self) -> u64 {
+        let schemas = self.state.schemas.values().flatten();
+        let length = |schema| encode_schema(schema).map_or(0, |encoded| encoded.len() as u64);
+        let schemas: u64 = schemas.map(|(_, schema)| length(schema)).sum();
         let letters: u64 = self.state.sinks.values().map(|sink| sink.letter_bytes).sum();
         let states: u64 = self.state.marks.values().map(|mark| mark.bytes).sum();
         let pieces: usize = [Side::Outbox, Side::Log]
@@ -59,7 +64,8 @@ impl Committer {
             .flat_map(|side| self.book.queues(*side).values())
             .map(|queue| queue.pieces.len())
             .sum();
-        letters + states + pieces as u64 * PIECE_BYTES
+        // redb gives a value that is longer than a page a power of two of them.
+        (letters + states + schemas) * 2 + pieces as u64 * PIECE_BYTES
     }
 
     /// Compacts the tree as of now; the bytes of all files before and after.

@@ -32,6 +32,11 @@ impl Loaded {
         self.state.as_ref().is_some_and(|state| state.meta.format == format)
     }
 
+    /// A later version wrote it.
+    pub(super) fn is_later(&self) -> bool {
+        self.state.as_ref().is_some_and(|state| state.meta.format > FORMAT)
+    }
+
     /// Takes one record; `None` when it fails its check.
     fn take(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         let (kind, name, position) = split_key(key)?;
@@ -95,10 +100,9 @@ pub(super) fn load(tree: &Database) -> Result<Loaded, Trouble> {
     let at = key(Kind::Meta, "", 0);
     let meta = records.get_owned(at.as_slice())?;
     let meta = meta.and_then(|value| Meta::decode(unseal(&at, value.value())?));
-    let newer = meta.as_ref().is_some_and(|meta| meta.format > FORMAT);
     let is_old = meta.as_ref().is_some_and(|meta| meta.format == FORMAT_REDB_ALONE);
     loaded.state = meta.map(State::new);
-    if newer {
+    if loaded.is_later() {
         return Ok(loaded);
     }
     // From meta up to the rows of format 1, and from the dead letters on.

@@ -32,6 +32,7 @@ mod persist;
 mod reconcile;
 mod record;
 mod recovery;
+mod remake;
 mod replay;
 mod ring;
 mod room;

@@ -6,15 +6,19 @@
 //! one for each stream. A live lane settles positions behind `split` ahead of the cursor. Changes
 //! the book and the state, and cannot fail; knows no file and no time.
 
+mod append;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::book::{Book, Queue, Side};
-use super::border::{Gap, GapReason, Lanes, OutboxRow, OutboxRows, SinkLayout, WhenFull};
-use super::format::{CHUNK_BYTES, Kind, decode_outbox, encode_outbox, weight};
+use super::border::{Gap, GapReason, Lanes, OutboxRow, SinkLayout, WhenFull};
+use super::format::{Kind, decode_outbox, weight};
 use super::letters;
 use super::record::{Notice, SinkState};
+
+pub(super) use append::{Chunk, append};
 
 /// Bytes of rows that one commit lets go for age or for a bound of the sink, about: they are read
 /// for it, and nothing else is done meanwhile. What is left goes with the next commit or look.
@@ -300,131 +304,6 @@ pub(super) struct Room {
     pub(super) records: u64,
     /// Bytes.
     pub(super) bytes: u64,
-}
-
-/// Rows that will lie in one piece.
-#[derive(Default)]
-pub(super) struct Chunk {
-    rows: Vec<OutboxRow>,
-    bytes: usize,
-}
-
-impl Chunk {
-    /// Gives a row the next position.
-    pub(super) fn add(
-        &mut self,
-        book: &mut Book,
-        sink: &Arc<str>,
-        state: &mut SinkState,
-        row: OutboxRow,
-    ) {
-        if state.open() == 0 {
-            state.head_created = Some(row.created);
-        }
-        state.bytes += weight(&row);
-        state.gaps += u64::from(row.gap.is_some());
-        self.bytes += row.body.len() + 4;
-        self.rows.push(OutboxRow { position: state.next, ..row });
-        state.next += 1;
-        if self.bytes >= CHUNK_BYTES {
-            self.put(book, sink);
-        }
-    }
-
-    pub(super) fn put(&mut self, book: &mut Book, sink: &Arc<str>) {
-        let Some(first) = self.rows.first() else {
-            return;
-        };
-        let created = self.rows.iter().map(|row| row.created).max().unwrap_or(first.created);
-        let count = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
-        let body = encode_outbox(&self.rows);
-        book.push(Side::Outbox, sink, first.position, count, created, &body);
-        self.rows.clear();
-        self.bytes = 0;
-    }
-}
-
-/// Gives rows their positions and stores them; with `room`, the rows that do not fit any more are
-/// dropped and counted, and a notice stands for them.
-pub(super) fn append(
-    book: &mut Book,
-    sink: &Arc<str>,
-    state: &mut SinkState,
-    epoch: u64,
-    parts: &[&OutboxRows],
-    mut room: Option<Room>,
-) {
-    let mut chunk = Chunk::default();
-    for part in parts {
-        let row = |seq: u64, body: &bytes::Bytes, gap: Option<Gap>| OutboxRow {
-            position: 0,
-            epoch,
-            stream: part.stream.clone(),
-            seq,
-            body: body.clone(),
-            window: part.window,
-            created: part.created,
-            gap,
-        };
-        let mut refused: Option<Gap> = None;
-        for (seq, body) in (part.first_seq..).zip(&part.bodies) {
-            let row = row(seq, body, None);
-            let bytes = weight(&row);
-            if let Some(room) = &mut room {
-                if room.records == 0 || room.bytes < bytes {
-                    // Nothing later may overtake: from here on the sink is full for this commit.
-                    *room = Room { records: 0, bytes: 0 };
-                    state.dropped += 1;
-                    let from = refused.map_or(seq, |gap| gap.from);
-                    refused = Some(Gap { from, to: seq, reason: GapReason::Dropped });
-                    continue;
-                }
-                *room = Room { records: room.records - 1, bytes: room.bytes - bytes };
-            }
-            chunk.add(book, sink, state, row);
-        }
-        if let Some(gap) = refused {
-            refuse(book, sink, state, &mut chunk, row(gap.to, &bytes::Bytes::new(), Some(gap)));
-        }
-    }
-    chunk.put(book, sink);
-}
-
-/// Adds the notice of refused rows, or lets the one before it, if that is the last row, grow: while
-/// a sink stays full there is one notice a stream, not one a commit.
-fn refuse(
-    book: &mut Book,
-    sink: &Arc<str>,
-    state: &mut SinkState,
-    chunk: &mut Chunk,
-    notice: OutboxRow,
-) {
-    chunk.put(book, sink);
-    let last = book.outboxes.get(sink).and_then(|queue| queue.pieces.back()).copied();
-    let alone = last
-        .filter(|piece| piece.rows == 1 && piece.end() == state.next && piece.first > state.cursor);
-    let grown = alone.and_then(|piece| {
-        let body = book.body(Side::Outbox, sink, &piece)?;
-        let mut row = decode_outbox(piece.first, &body)?.pop()?;
-        let (old, new) = (row.gap?, notice.gap?);
-        let joins = row.stream == notice.stream
-            && row.epoch == notice.epoch
-            && old.reason == new.reason
-            && old.to < new.from
-            && !state.is_ahead(row.position);
-        row.gap = Some(Gap { to: new.to, ..old });
-        row.seq = new.to;
-        joins.then_some(row)
-    });
-    if let Some(row) = grown {
-        let index = book.outboxes.get(sink).map_or(0, |queue| queue.pieces.len() - 1);
-        book.take(Side::Outbox, sink, index..index + 1);
-        let body = encode_outbox(std::slice::from_ref(&row));
-        book.push(Side::Outbox, sink, row.position, 1, row.created, &body);
-    } else {
-        chunk.add(book, sink, state, notice);
-        chunk.put(book, sink);
-    }
 }
 
 /// Drops everything, without a notice: nobody will read one. Returns how many records that were.

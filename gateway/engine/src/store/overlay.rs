@@ -1,8 +1,8 @@
 //! A folder that is only looked at: what is written to it stays in memory and goes with it.
 //!
 //! A store opens on it as on any disk, with whatever recovery that takes, and not a byte, name or time in
-//! the folder changes: the next start finds what it would have found. The lock of the folder is taken,
-//! where there is one, so that nobody writes meanwhile. Memory is what recovery writes: of a store that
+//! the folder changes: the next start finds what it would have found. The lock of the folder is shared with
+//! others who look, where there is one, so that nobody writes meanwhile. Memory is what recovery writes: of a store that
 //! was closed nothing but a few blocks. Knows no record.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +44,7 @@ impl Overlay {
         let layer = match File::open(self.folder.path(name)) {
             Ok(file) => {
                 let length = file.metadata()?.len();
-                Layer::new(Some((file, length)))
+                Layer::new(Some((Box::new(file), length)))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
@@ -65,7 +65,7 @@ impl Disk for Overlay {
 
     fn lock(&self, name: &str) -> io::Result<Option<Box<dyn Debug + Send>>> {
         match File::open(self.path(name)) {
-            Ok(file) => match file.try_lock() {
+            Ok(file) => match file.try_lock_shared() {
                 Ok(()) => Ok(Some(Box::new(file))),
                 Err(TryLockError::WouldBlock) => Ok(None),
                 Err(TryLockError::Error(error)) => Err(error),
@@ -160,20 +160,43 @@ impl Disk for Overlay {
     }
 }
 
+/// What lies below a layer, and is only read.
+trait Below: Debug + Send {
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
+}
+
+impl Below for File {
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.read_exact_at(out, offset)
+    }
+}
+
+impl Below for Box<dyn StorageBackend> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        (**self).read(offset, out)
+    }
+}
+
 /// A file and the blocks of it that were written. Clones are the same one.
 #[derive(Debug, Clone)]
-struct Layer(Arc<Mutex<Blocks>>);
+pub(super) struct Layer(Arc<Mutex<Blocks>>);
 
 #[derive(Debug)]
 struct Blocks {
     /// The file below, of which so many bytes still count.
-    below: Option<(File, u64)>,
+    below: Option<(Box<dyn Below>, u64)>,
     length: u64,
     written: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Layer {
-    fn new(below: Option<(File, u64)>) -> Self {
+    /// Over a file that is open already: what is written to the layer goes with it.
+    pub(super) fn over(file: Box<dyn StorageBackend>) -> io::Result<Self> {
+        let length = file.len()?;
+        Ok(Self::new(Some((Box::new(file), length))))
+    }
+
+    fn new(below: Option<(Box<dyn Below>, u64)>) -> Self {
         let length = below.as_ref().map_or(0, |(_, length)| *length);
         Layer(Arc::new(Mutex::new(Blocks { below, length, written: BTreeMap::new() })))
     }
@@ -212,7 +235,7 @@ impl Blocks {
         };
         let there = length.saturating_sub(offset).min(out.len() as u64);
         let there = usize::try_from(there).unwrap_or(0);
-        file.read_exact_at(&mut out[..there], offset)
+        file.read(offset, &mut out[..there])
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -296,7 +319,7 @@ mod tests {
         }
         let file = File::open(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        (Layer::new(Some((file, 10_000))), bytes)
+        (Layer::new(Some((Box::new(file), 10_000))), bytes)
     }
 
     fn all(layer: &Layer) -> Vec<u8> {

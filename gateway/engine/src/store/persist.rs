@@ -158,6 +158,7 @@ impl Committer {
             // no frame that the ring has room for: its shelf goes at once, and after a crash before
             // the checkpoint it counts as lost, not as dropped.
             let is_full = matches!(trouble, Trouble::Full(_));
+            self.want.met |= is_full;
             if !is_full || self.book.memory() < patience || !self.give_way() {
                 return Err(trouble);
             }

@@ -4,46 +4,43 @@
 //! leaves half a file. The tree says what was known at the last checkpoint, the ring what came after.
 //! A tree that cannot be opened, or of which any record fails its check, is moved aside and made again
 //! from the ring and the shelves, which hold everything but old dead letters. Where progress may be
-//! lost the epoch grows, so that no id is given twice. Knows no queue and no commit.
+//! lost the epoch grows, so that no id is given twice. `rings` finds the ring, `salvage` does without a
+//! tree. Knows no queue and no commit.
+
+mod rings;
+mod salvage;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use redb::{Database, StorageBackend};
 
-use super::book::{Book, Side};
+use super::book::{Book, Piece, Place, Side};
 use super::border::{Layout, Recovery, StoreError, StoreOptions};
 use super::checkpoint::checkpoint;
-use super::damage::{Damage, Trouble, contained, drop_contained};
-use super::disk::{Counted, Disk, Traffic};
-use super::files::{Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_ring, open_tree};
-use super::format::{
-    FORMAT, FORMAT_REDB_ALONE, FORMAT_USUAL, Kind, NAME_BYTES_MAX, key, split_key,
-};
-use super::identity::{self, IDENTITY, Judgement};
-use super::load::{Loaded, load, rescue_letters, rescue_states};
+use super::damage::{Damage, Trouble, contained};
+use super::disk::{Disk, Traffic};
+use super::files::{Files, RING_NEW, TREE, TREE_NEW, open_tree, verify_tree};
+use super::format::{FORMAT, FORMAT_REDB_ALONE, FORMAT_USUAL, Kind, NAME_BYTES_MAX, key};
+use super::identity::IDENTITY;
+use super::load::{Loaded, load};
 use super::reconcile::{count_missing, is_needed, prune, rebuild, unclaimed};
-use super::record::Meta;
-use super::replay::{self, Replayed, replay};
+use super::replay::{Replayed, replay};
 use super::ring::{self, BLOCK};
 use super::shelf::Shelves;
 use super::state::State;
 use super::{states, upgrade};
 
+pub(super) use rings::keep_reserve;
+use rings::new_ring_id;
+
 const LOCK: &str = "store.lock";
 const EPOCH: &str = "store.epoch";
 /// Broken files that are kept; after that the newest takes the last place.
 const QUARANTINES_MAX: u32 = 4;
-/// A ring of this length is made for the smallest bound of a store.
-const RING_BYTES_SMALL: u64 = 512 << 10;
-/// The smallest ring.
-const RING_BYTES_MIN: u64 = 64 << 10;
-/// Bytes that are kept back for a full disk, at most.
-const RESERVE_BYTES: u64 = 1 << 20;
 
 /// A store that works, and what it took.
 #[derive(Debug)]
@@ -123,14 +120,6 @@ fn io_error(disk: &dyn Disk, name: &str, error: io::Error) -> StoreError {
     StoreError::Io { path: disk.path(name), source: Arc::new(error) }
 }
 
-/// A number that no other ring has.
-fn new_ring_id() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
-
-/// A ring, its number, and frames in it by their places.
-type Found = (Arc<dyn StorageBackend>, u64, Vec<(u64, ring::Header)>);
-
 /// What the tree was found to be.
 enum Tree {
     /// There is none.
@@ -195,19 +184,17 @@ impl Opening<'_> {
         if length == 0 {
             return Ok(Tree::Broken(None, "the file is empty".to_owned()));
         }
-        let tree = match open_tree(disk, &self.traffic, self.options.cache_bytes, TREE, false) {
-            Ok(tree) => tree,
-            Err(Trouble::Damaged(reason)) => return Ok(Tree::Broken(None, reason)),
-            Err(trouble) => return Err(self.failed(&trouble)),
+        let cache = self.options.cache_bytes;
+        let sound = verify_tree(disk, cache, TREE);
+        let tree = open_tree(disk, &self.traffic, cache, TREE, false);
+        let tree = match (sound, tree) {
+            (Ok(()), Ok(tree)) => tree,
+            (Err(Trouble::Damaged(reason)), tree) => return self.damaged_tree(tree.ok(), reason),
+            (_, Err(Trouble::Damaged(reason))) => return Ok(Tree::Broken(None, reason)),
+            (Err(trouble), _) | (_, Err(trouble)) => return Err(self.failed(&trouble)),
         };
         match contained(|| load(&tree)) {
-            Ok(Loaded { state: Some(state), .. }) if state.meta.format > FORMAT => {
-                Err(StoreError::NewerFormat {
-                    path: disk.path(TREE),
-                    found: state.meta.format,
-                    known: FORMAT,
-                })
-            }
+            Ok(loaded) if loaded.is_later() => Err(self.later(&loaded)),
             // The rows of format 1 are in the tree: what is readable of it counts, whatever is not.
             Ok(loaded)
                 if loaded.state.is_some()
@@ -222,6 +209,11 @@ impl Opening<'_> {
             Err(Trouble::Damaged(reason)) => Ok(Tree::Broken(Some(tree), reason)),
             Err(trouble) => Err(self.failed(&trouble)),
         }
+    }
+
+    fn later(&self, loaded: &Loaded) -> StoreError {
+        let found = loaded.state.as_ref().map_or(0, |state| state.meta.format);
+        StoreError::NewerFormat { path: self.disk.path(TREE), found, known: FORMAT }
     }
 
     fn book(
@@ -247,57 +239,6 @@ impl Opening<'_> {
             _lock: lock,
         };
         Book::new(files, Damage::new(Arc::clone(self.disk)), 1)
-    }
-
-    /// The ring that is there, if one is.
-    fn ring(&self) -> Result<Option<Arc<dyn StorageBackend>>, StoreError> {
-        let length = self.disk.length(RING).map_err(|error| self.error(RING, error))?;
-        if length.is_none_or(|length| length < BLOCK) {
-            return Ok(None);
-        }
-        open_ring(&**self.disk, &self.traffic).map(Some).map_err(|error| self.error(RING, error))
-    }
-
-    fn make_ring(&self, aside: Option<&str>) -> Result<Arc<dyn StorageBackend>, StoreError> {
-        let disk = &**self.disk;
-        let made = disk.open(RING_NEW, true).and_then(|inner| {
-            let traffic = Arc::clone(&self.traffic);
-            let file = Counted { inner, traffic, is_tree: false };
-            // On a small disk, or in a small store, the ring takes a quarter of what there is.
-            let bound = (self.options.max_bytes / 4).max(RING_BYTES_SMALL);
-            let most = (disk.room()? / 4).min(bound).min(self.options.ring_bytes);
-            ring::fill(&file, most.max(RING_BYTES_MIN))?;
-            drop(file);
-            disk.publish(RING_NEW, RING, aside)
-        });
-        made.map_err(|error| self.error(RING, error))?;
-        self.made_ring.set(true);
-        open_ring(disk, &self.traffic).map_err(|error| self.error(RING, error))
-    }
-
-    /// The ring that the checkpoint speaks of, its number, and the frames in it that are still needed.
-    /// Where there is none a new one takes its place, and what lies there instead is moved aside.
-    fn ring_of(&mut self, meta: &Meta) -> Result<Found, StoreError> {
-        let known = self.disk.length(RING).map_err(|error| self.error(RING, error))?;
-        if let Some(ring) = self.ring()? {
-            let found = ring::scan(&*ring, Some(meta.ring), meta.tail);
-            let found = found.map_err(|error| self.error(RING, error))?;
-            // Frames that are let go of may be gone; a ring never changes its length.
-            let is_needed = meta.tail <= meta.commit || known != Some(meta.ring_length);
-            if !found.is_empty() || !is_needed {
-                return Ok((ring, meta.ring, found));
-            }
-        }
-        let aside = known.map(|_| self.ring_aside()).transpose()?;
-        Ok((self.make_ring(aside.as_deref())?, new_ring_id(), Vec::new()))
-    }
-
-    /// The name that what lies in the place of the ring gets.
-    fn ring_aside(&mut self) -> Result<String, StoreError> {
-        let name = quarantine_name(&**self.disk, RING)?;
-        tracing::error!(name, "the store's ring is not the one that was written: moved aside");
-        self.recovery.quarantined = Some(self.disk.path(&name));
-        Ok(name)
     }
 
     /// The usual start: a checkpoint, and the frames behind it.
@@ -344,136 +285,6 @@ impl Opening<'_> {
         self.recovery.clean = state.meta.clean && replayed.new_frames == 0 && !replayed.torn;
         state.meta.clean = false;
         Ok((book, state, replayed))
-    }
-
-    /// No tree to rely on: everything comes from the ring and the shelves, or is made anew.
-    fn without_tree(
-        &mut self,
-        lock: Box<dyn std::fmt::Debug + Send>,
-        broken: bool,
-        tree: Option<Database>,
-    ) -> Result<(Book, State, Replayed), StoreError> {
-        let ring = self.ring()?;
-        let found = match &ring {
-            Some(ring) => ring::scan(&**ring, None, 0).map_err(|e| self.error(RING, e))?,
-            None => Vec::new(),
-        };
-        // All frames of one ring have one id; the newest frame knows which.
-        let newest = found.iter().max_by_key(|(_, header)| (header.run, header.sequence));
-        let newest = newest.map(|(_, header)| *header);
-        let (ring, id) = match (ring, newest) {
-            (Some(ring), Some(newest)) => (ring, newest.ring),
-            (Some(ring), None) if ring::is_written(&*ring) => {
-                self.recovery.newest_lost = true;
-                let aside = self.ring_aside()?;
-                (self.make_ring(Some(&aside))?, new_ring_id())
-            }
-            (Some(ring), None) if ring.len().is_ok_and(|l| l >= self.options.ring_bytes) => {
-                (ring, new_ring_id())
-            }
-            _ => (self.make_ring(None)?, new_ring_id()),
-        };
-        let found: Vec<_> = found.into_iter().filter(|(_, header)| header.ring == id).collect();
-        let run = newest.map_or(0, |header| header.run).saturating_add(1).min(ring::RUN_MAX);
-        let mut book = self.book(lock, None, ring, id, run);
-        let mut letters_lost = 0;
-        let mut aside = None;
-        if broken {
-            letters_lost = rescue_letters(&mut book, tree.as_ref());
-            self.rescued = tree.as_ref().map(|tree| self.rescue(&mut book, tree)).transpose()?;
-            if !drop_contained(tree) {
-                tracing::debug!("the broken file did not close cleanly");
-            }
-            aside = Some(quarantine_name(&**self.disk, TREE)?);
-        }
-        let mut state = State::new(Meta::new(0, &self.options.gateway, id));
-        self.list_shelves(&mut book)?;
-        let mut replayed = replay(&mut book, &mut state, found, 0, true);
-        let is_new = book.frames.is_empty() && book.outboxes.is_empty() && book.logs.is_empty();
-        self.recovery.created = is_new;
-        self.recovery.salvaged = aside.is_some() && !is_new;
-        if let Some(name) = &aside {
-            self.recovery.quarantined = Some(self.disk.path(name));
-        }
-        if aside.is_some() {
-            book.damage.records += 1;
-        }
-        for (name, letters) in &book.letters {
-            if let Some(sink) = state.sinks.get_mut(name) {
-                sink.letters = letters.len() as u64;
-                sink.letter_bytes = letters.values().map(|letter| letter.bytes).sum();
-            }
-        }
-        book.damage.records += letters_lost;
-        // Some frame said everything, and no frame behind it is missing.
-        let knows_all = state.meta.epoch > 0;
-        replayed.broken += u64::from(!is_new && !knows_all);
-        self.aside = aside;
-        if is_new {
-            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
-        }
-        Ok((book, state, replayed))
-    }
-
-    /// Begins the new tree with the states of the broken one.
-    fn rescue(&self, book: &mut Book, broken: &Database) -> Result<Database, StoreError> {
-        let cache = self.options.cache_bytes;
-        let rescued = open_tree(&**self.disk, &self.traffic, cache, TREE_NEW, true)
-            .and_then(|tree| rescue_states(book, broken, &tree).map(|()| tree));
-        rescued.map_err(|trouble| self.failed(&trouble))
-    }
-
-    fn list_shelves(&self, book: &mut Book) -> Result<(), StoreError> {
-        let numbers = book.files.shelves.in_folder().map_err(|e| self.error(TREE, e))?;
-        let mut found = Vec::new();
-        for number in numbers {
-            let listed = book.files.shelves.entries(number, |at, entry| {
-                let place = super::book::Place::Shelf { file: number, at };
-                let piece = split_key(entry.key).zip(entry.body()).and_then(|(key, body)| {
-                    let (kind, name, first) = key;
-                    let side = match kind {
-                        Kind::Outbox => Side::Outbox,
-                        Kind::Log => Side::Log,
-                        _ => return None,
-                    };
-                    let piece = replay::piece(side, first, entry.length, body, place)?;
-                    Some((side, Arc::<str>::from(name), piece))
-                });
-                found.extend(piece);
-            });
-            listed.map_err(|error| self.error(TREE, error))?;
-        }
-        // A fold that a crash cut off was made again: of two pieces with the same rows one counts.
-        found.sort_by_key(|(_, _, piece)| (piece.first, std::cmp::Reverse(piece.rows)));
-        for (side, name, piece) in found {
-            let end = book.queues(side).get(&name).map_or(0, super::book::Queue::end);
-            if piece.first >= end {
-                list_shelved(book, side, name, piece);
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes a tree under another name, with the first checkpoint in it, and puts it in place.
-    fn make_tree(&mut self, book: &mut Book, state: &mut State) -> Result<(), StoreError> {
-        let disk = &**self.disk;
-        let cache = self.options.cache_bytes;
-        let begun = self
-            .rescued
-            .take()
-            .map_or_else(|| open_tree(disk, &self.traffic, cache, TREE_NEW, true), Ok);
-        let made = begun.and_then(|tree| {
-            book.files.tree = Some(tree);
-            checkpoint(book, state, false)?;
-            match book.files.tree.take() {
-                Some(tree) => contained(|| tree.close().map_err(Trouble::from)),
-                None => Ok(()),
-            }
-        });
-        made.map_err(|trouble| self.failed(&trouble))?;
-        disk.publish(TREE_NEW, TREE, self.aside.as_deref())
-            .map_err(|error| self.error(TREE, error))?;
-        book.files.reopen_tree().map_err(|trouble| self.failed(&trouble))
     }
 
     /// What follows from what was found: states without a record, the epoch, the first checkpoint.
@@ -567,14 +378,6 @@ impl Opening<'_> {
         lost
     }
 
-    /// Whether the ring is the one that was written.
-    fn judge(&self) -> Result<Judgement, StoreError> {
-        let noted = self.disk.read(IDENTITY).map_err(|error| self.error(IDENTITY, error))?;
-        let birth = self.disk.birth(RING).map_err(|error| self.error(RING, error))?;
-        let made = self.made_ring.get();
-        Ok(identity::judge(noted.as_deref(), birth.unwrap_or_default(), made))
-    }
-
     /// Takes an epoch above every one that this folder has seen, and notes it durably first.
     fn next_epoch(&self, known: u64) -> Result<u64, StoreError> {
         let noted = self.disk.read(EPOCH).map_err(|error| self.error(EPOCH, error))?;
@@ -587,19 +390,8 @@ impl Opening<'_> {
     }
 }
 
-/// Keeps bytes back that can be given up when the disk is full.
-pub(super) fn keep_reserve(disk: &dyn Disk, ring_length: u64) {
-    let bytes = usize::try_from(RESERVE_BYTES.min(ring_length / 4)).unwrap_or(0);
-    if let Ok(None) = disk.length(RESERVE)
-        && disk.room().is_ok_and(|room| room / 4 > bytes as u64)
-        && let Err(error) = disk.write(RESERVE, &vec![0; bytes])
-    {
-        tracing::warn!(%error, "no reserve for a full disk can be kept");
-    }
-}
-
-fn list_shelved(book: &mut Book, side: Side, name: Arc<str>, piece: super::book::Piece) {
-    if let super::book::Place::Shelf { file, at } = piece.place {
+fn list_shelved(book: &mut Book, side: Side, name: Arc<str>, piece: Piece) {
+    if let Place::Shelf { file, at } = piece.place {
         book.files.shelves.hold(file, at + u64::from(piece.length));
     }
     book.queues_mut(side).entry(name).or_default().pieces.push_back(piece);

@@ -12,12 +12,32 @@ use super::damage::{Trouble, contained};
 use super::fold::fold;
 use super::outbox;
 use super::recovery::keep_reserve;
-use super::transaction::Transaction;
+use super::remake::remake;
+use super::transaction::{GivesWay, Transaction};
 
 /// Bytes of dead letters that wait for the checkpoint at most.
 const LETTER_BYTES_MAX: usize = 256 << 10;
 /// Bytes that give way at a time when the disk has no room.
 pub(super) const GIVE_WAY_BYTES: u64 = 1 << 20;
+/// Flushes without room before logs give way: some seconds, where one comes each second. Who fills a disk
+/// for a moment costs no rows that a stream still needs.
+const PATIENCE: u32 = 10;
+/// Flushes without want of room after which it is over, where there is room then: a minute.
+const QUIET: u32 = 60;
+/// Flushes without want of room after which it is over wherever nobody can tell: what gives way leaves some
+/// room itself, and a small disk may never have more.
+const QUIET_ANYWAY: u32 = 600;
+
+/// For how long the disk has had no room, in flushes.
+#[derive(Debug, Default)]
+pub(super) struct Want {
+    /// Since the last flush there was none.
+    pub(super) met: bool,
+    /// Flushes that found none, since there was last enough for long.
+    without: u32,
+    /// Flushes since the last of these.
+    quiet: u32,
+}
 
 impl Committer {
     /// Whether half of the ring is taken, too many dead letters wait, or the checkpoint is to say another
@@ -34,7 +54,6 @@ impl Committer {
     /// go of a frame or a shelf must be durable before that is written over or removed.
     pub(super) fn keep_room(&mut self) {
         let capacity = self.book.files.ring_length;
-        self.look_for_room();
         self.book.files.shelves.sweep();
         self.book.free(self.state.meta.commit);
         if !self.needs_room() {
@@ -81,6 +100,7 @@ impl Committer {
                 return Ok(());
             };
             let is_full = matches!(trouble, Trouble::Full(_));
+            self.want.met |= is_full;
             if !is_full || !self.is_tight() || !self.give_way_durably()? {
                 return Err(trouble);
             }
@@ -101,12 +121,21 @@ impl Committer {
         self.snapshot_due = false;
         self.last = Arc::new(self.state.clone());
         self.book.files.shelves.sweep();
+        // No commit may follow for long that would show it.
+        self.shown = Arc::clone(&self.last);
+        self.shared.publish(&self.shown, self.figures(), &[]);
         Ok(true)
     }
 
     pub(super) fn checkpoint(&mut self) -> Result<(), Trouble> {
         self.note_written();
-        checkpoint(&mut self.book, &mut self.state, false)?;
+        match checkpoint(&mut self.book, &mut self.state, false) {
+            Err(Trouble::Damaged(reason)) => {
+                tracing::error!(reason, "the store's checkpoint is damaged; making it again");
+                remake(&mut self.book, &mut self.state)?;
+            }
+            outcome => outcome?,
+        }
         self.snapshot_due = true;
         self.last = Arc::new(self.state.clone());
         self.tree_is_clean = false;
@@ -119,12 +148,13 @@ impl Committer {
     pub(super) fn give_way(&mut self) -> bool {
         let claims = self.shared.claims();
         let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
-        let is_pinned = self.is_pinned(layout);
+        let gives =
+            GivesWay { is_pinned: self.is_pinned(layout), logs: self.want.without >= PATIENCE };
         let before: Vec<(Arc<str>, u64)> =
             self.state.sinks.iter().map(|(name, sink)| (name.clone(), sink.dropped)).collect();
         let (book, state, now) = (&mut self.book, &mut self.state, self.now);
         let mut transaction = Transaction { book, state, layout, max_bytes, now };
-        let gave = transaction.give_way(GIVE_WAY_BYTES, is_pinned);
+        let gave = transaction.give_way(GIVE_WAY_BYTES, gives);
         for (name, dropped) in before {
             let now = self.state.sinks.get(&name).map_or(0, |sink| sink.dropped);
             if now > dropped {
@@ -137,12 +167,25 @@ impl Committer {
         gave
     }
 
-    /// Takes back that rows are dropped for want of room, once the disk has some.
-    fn look_for_room(&mut self) {
+    /// Counts for how long there has been no room, at each flush; takes back that rows are dropped for want
+    /// of it once there has been some for long enough.
+    pub(super) fn look_for_room(&mut self) {
+        let want = &mut self.want;
+        if std::mem::take(&mut want.met) {
+            (want.without, want.quiet) = (want.without.saturating_add(1), 0);
+            return;
+        }
+        want.quiet = want.quiet.saturating_add(1);
+        if want.without == 0 || want.quiet < QUIET {
+            return;
+        }
         let wanted = self.book.files.ring_length / 4;
-        if self.stats.gives_way && self.book.files.disk.room().is_ok_and(|room| room >= wanted) {
-            self.stats.gives_way = false;
-            tracing::info!("the disk has room again: nothing is dropped for want of it");
+        let has_room = self.book.files.disk.room().is_ok_and(|room| room >= wanted);
+        if has_room || want.quiet >= QUIET_ANYWAY {
+            self.want = Want::default();
+            if std::mem::take(&mut self.stats.gives_way) {
+                tracing::info!("the disk has room again: nothing is dropped for want of it");
+            }
         }
     }
 

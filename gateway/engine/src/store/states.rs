@@ -206,6 +206,27 @@ pub(super) fn in_frames(book: &Book) -> Vec<(Arc<str>, u64)> {
     found
 }
 
+/// The states that only the tree has: stream and key.
+pub(super) fn in_tree(book: &Book) -> Vec<(Arc<str>, u64)> {
+    let mut found = Vec::new();
+    for (stream, states) in &book.states {
+        let clean = states.iter().filter(|(_, kept)| kept.frame.is_none());
+        found.extend(clean.map(|(key, _)| (stream.clone(), *key)));
+    }
+    found
+}
+
+/// A value that was found for a state; `None` when it is not what was kept, which is counted.
+pub(super) fn checked(
+    book: &mut Book,
+    stream: &str,
+    number: u64,
+    found: Option<Vec<u8>>,
+) -> Option<Vec<u8>> {
+    let kept = *book.states.get(stream)?.get(&number)?;
+    whole(book, stream, &key(Kind::State, stream, number), kept, found)
+}
+
 /// A state as it is sealed in its frame; `None` when it cannot be read or is not what was written,
 /// which is counted.
 pub(super) fn sealed(book: &mut Book, stream: &str, number: u64) -> Option<Vec<u8>> {

@@ -36,6 +36,17 @@ fn grouped<'a, T>(
     by_name
 }
 
+/// What may give way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GivesWay {
+    /// The oldest frame of the ring is held by a sink that drops nothing, so that only shelves that go
+    /// give room: outboxes without one keep their rows, and so do logs, since commits wait for the far
+    /// side anyway.
+    pub(super) is_pinned: bool,
+    /// Logs as well.
+    pub(super) logs: bool,
+}
+
 /// One commit being made.
 pub(super) struct Transaction<'a> {
     pub(super) book: &'a mut Book,
@@ -293,23 +304,26 @@ impl Transaction<'_> {
     fn bound_store(&mut self) {
         loop {
             let over = self.state.held_bytes().saturating_sub(self.max_bytes);
-            if over == 0 || !self.give_way(over, false) {
+            if over == 0 || !self.give_way(over, GivesWay { is_pinned: false, logs: true }) {
                 return;
             }
         }
     }
 
     /// Drops at most `over` bytes where the policies allow it: of one sink, or one piece of a log.
-    /// `false` when nothing is left to drop. Where the ring `is_pinned`, only shelves that go give room:
-    /// outboxes without one keep their rows, and so do logs, since commits wait for the far side anyway.
-    pub(super) fn give_way(&mut self, over: u64, is_pinned: bool) -> bool {
+    /// `false` when nothing is left to drop.
+    pub(super) fn give_way(
+        &mut self,
+        over: u64,
+        GivesWay { is_pinned, logs: may }: GivesWay,
+    ) -> bool {
         // Logs have what the sinks' own bounds leave of the store, or a quarter of it. Beyond that
         // they give way first: a stream that cannot go on does not evict other streams' results.
         let layout = self.layout;
         let sinks_max: u64 = layout.sinks.iter().map(|sink| sink.max_bytes).sum();
         let logs_max = self.max_bytes.saturating_sub(sinks_max).max(self.max_bytes / 4);
         let logs: u64 = self.state.tables.values().map(|table| table.bytes).sum();
-        if logs > logs_max && self.drop_log() {
+        if may && logs > logs_max && self.drop_log() {
             return true;
         }
         // Sinks that no layout names go before all others.
@@ -331,7 +345,7 @@ impl Transaction<'_> {
             outbox::drop_oldest(self.book, name, sink, excess);
             return true;
         }
-        !is_pinned && self.drop_log()
+        may && !is_pinned && self.drop_log()
     }
 
     /// Drops the oldest rows of the largest log; false where there is nothing to drop.

@@ -205,3 +205,40 @@ async fn f09_ten_times_too_much_stays_within_the_bound_and_is_told() {
     let bound = max_bytes + (1 << 20) + (8 << 20) + (2 << 20);
     assert!(largest <= bound, "{largest} of {bound}");
 }
+
+/// What was written today counts over restarts and kills, and begins anew with the day (UTC).
+#[tokio::test]
+async fn p08_what_was_written_today_is_known_over_restarts() {
+    const DAY: i64 = 86_400_000_000;
+    let disk = FakeDisk::default();
+    let now = 20_000 * DAY + 5;
+    let (store, _) = open(&disk).unwrap();
+    store.expire(now);
+    put(&store, "a", 0..1).await;
+    let one = store.stats().written_today;
+    // A frame takes one block at least, and its header comes once more with the first start.
+    assert!(one >= 4_096, "{one}");
+    for _ in 0..9 {
+        put(&store, "a", 0..1).await;
+    }
+    let ten = store.stats().written_today;
+    assert!((9 * 4_096..=9 * 8_192).contains(&(ten - one)), "{one}, then {ten}");
+
+    // Killed: what its last frame says is what is known, all but that frame.
+    let disk = disk.power_cut(None);
+    let (store, _) = open(&disk).unwrap();
+    store.expire(now + 1);
+    put(&store, "a", 0..1).await;
+    let killed = store.stats().written_today;
+    assert!(killed >= ten - 4_096, "{ten} before the kill, {killed} behind it");
+    store.close().await.unwrap();
+
+    let (store, _) = open(&disk).unwrap();
+    store.expire(now + 2);
+    put(&store, "a", 0..1).await;
+    let closed = store.stats().written_today;
+    assert!(closed >= ten, "{ten} before the close, {closed} behind it");
+    store.expire(now + DAY);
+    put(&store, "a", 0..1).await;
+    assert!(store.stats().written_today < one + 8_192, "a new day: {:?}", store.stats());
+}

@@ -17,6 +17,7 @@ use redb::StorageBackend;
 
 use super::medium::{Change, FakeFile, Inode, NameChange, Names, apply, apply_name, left_of};
 use crate::store::disk::Disk;
+use crate::store::files::TREE;
 use crate::store::identity::Birth;
 
 /// A small generator (xorshift64*), so that a seed names a run.
@@ -46,6 +47,9 @@ struct Inner {
     operations: u64,
     crash_at: Option<u64>,
     fail_at: Option<(u64, io::ErrorKind)>,
+    /// Reads of the tree, and which of them panics.
+    reads: u64,
+    panic_at: Option<u64>,
     full: bool,
     /// A sync of the folder says that it was done, and does nothing.
     forgets_names: bool,
@@ -106,6 +110,16 @@ impl FakeDisk {
     /// The `operation`th fails; later ones work.
     pub(super) fn fail_at(&self, operation: u64, kind: io::ErrorKind) {
         self.inner.lock().unwrap().fail_at = Some((operation, kind));
+    }
+
+    /// The `read`th read of the tree panics, as redb does over pages that it trusts; later ones work.
+    pub(super) fn panic_at(&self, read: u64) {
+        self.inner.lock().unwrap().panic_at = Some(read);
+    }
+
+    /// Reads of the tree so far.
+    pub(super) fn reads(&self) -> u64 {
+        self.inner.lock().unwrap().reads
     }
 
     /// From now on syncs of the folder do nothing.
@@ -437,6 +451,12 @@ impl StorageBackend for FakeBackend {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let panics = {
+            let mut inner = self.disk.inner.lock().unwrap();
+            inner.reads += u64::from(self.name == TREE);
+            self.name == TREE && inner.panic_at == Some(inner.reads)
+        };
+        assert!(!panics, "a panic below the store");
         self.disk.step(false)?;
         let file = self.file.lock().unwrap();
         let offset = usize::try_from(offset).unwrap();

@@ -2,6 +2,7 @@
 //! synced. F2, F4, F7; P1, P2, P5.
 
 use std::io::ErrorKind;
+use std::task::Poll;
 
 use super::*;
 
@@ -363,21 +364,97 @@ async fn f06_nothing_is_dropped_that_makes_no_room() {
     assert_eq!(store.stats().log_rows_dropped, 0);
 }
 
+/// Commits rows of table `t` that nobody reads, a hundred at a time, with flushes until it is durable;
+/// returns how many flushes that took.
+async fn log_hundred(store: &Store, number: u64) -> u32 {
+    let rows = vec![log_rows(number * 100..number * 100 + 100)];
+    let mut ticket = store.submit(Commit { wait: true, rows, ..Commit::default() }).await.unwrap();
+    let mut flushes = 0;
+    loop {
+        store.flush();
+        answered(store).await;
+        flushes += 1;
+        if let Poll::Ready(outcome) = futures::poll!(&mut ticket) {
+            outcome.unwrap();
+            return flushes;
+        }
+        assert!(flushes < 100, "commit {number} waits: {:?}", store.stats());
+    }
+}
+
 /// Where no sink keeps everything, a log that nobody reads gives way, and all commits go on.
 #[tokio::test]
 async fn f06_a_log_gives_way_before_the_others_stand_still() {
     let disk = FakeDisk::default();
     let (store, _) = open(&disk).unwrap();
     disk.set_full(true);
+    let mut flushes = Vec::new();
     for number in 0..40 {
-        let rows = vec![log_rows(number * 100..number * 100 + 100)];
-        let ticket = store.submit(Commit { wait: true, rows, ..Commit::default() }).await.unwrap();
-        store.flush();
-        ticket.await.unwrap();
-        answered(&store).await;
+        flushes.push(log_hundred(&store, number).await);
     }
     let left = logged(&store, 0).await;
     let dropped = store.stats().log_rows_dropped;
     assert!(dropped > 0, "40 times 100 rows of some 30 bytes are more than a ring of 64 KiB");
     assert_eq!(left, (dropped..4_000).collect::<Vec<_>>(), "the oldest went, and were counted");
+    assert!(store.stats().gives_way);
+    flushes.retain(|count| *count > 2);
+    assert_eq!(flushes.len(), 1, "the first wait is patience, the others need none: {flushes:?}");
+}
+
+/// A disk that is full for some seconds cost rows of logs that streams still needed.
+#[tokio::test]
+async fn f06_a_disk_that_is_full_for_a_moment_costs_no_log() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    disk.set_full(true);
+    let mut tickets = Vec::new();
+    for number in 0..30 {
+        let rows = vec![log_rows(number * 100..number * 100 + 100)];
+        let commit = Commit { wait: true, rows, ..Commit::default() };
+        tickets.push(store.submit(commit).await.unwrap());
+        answered(&store).await;
+    }
+    for _ in 0..8 {
+        store.flush();
+        answered(&store).await;
+    }
+    assert!(store.stats().stalled.is_some(), "more than a ring of 64 KiB has room for");
+    disk.set_full(false);
+    store.flush();
+    for ticket in tickets {
+        ticket.await.unwrap();
+    }
+    assert_eq!((store.stats().log_rows_dropped, store.stats().gives_way), (0, false));
+    assert_eq!(logged(&store, 0).await, (0..3_000).collect::<Vec<_>>());
+}
+
+/// What gives way leaves room behind itself. Taken for the end of the want, it let the alarm come and go
+/// while records were dropped.
+#[tokio::test]
+async fn f06_what_gives_way_is_an_alarm_until_there_was_room_for_a_while() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    let four = |number: u64| {
+        let bodies = vec![Bytes::from(vec![b'x'; 3_000]); 4];
+        let outbox = vec![OutboxRows { bodies, ..results("a", number * 4..number * 4, 1) }];
+        Commit { wait: true, outbox, ..Commit::default() }
+    };
+    disk.set_room(250_000);
+    for number in 0..100 {
+        let dropped = store.backlog("a").dropped;
+        commit(&store, four(number)).await.unwrap();
+        store.flush();
+        answered(&store).await;
+        assert!(store.backlog("a").dropped == 0 || store.stats().gives_way, "commit {number}");
+        assert!(dropped > 0 || number < 50, "12 kB each are more than 250 kB: {number}");
+    }
+    disk.set_room(10_000_000);
+    let mut flushes = 0;
+    while store.stats().gives_way {
+        store.flush();
+        answered(&store).await;
+        flushes += 1;
+        assert!(flushes < 100, "there is room, and it still says that there is none");
+    }
+    assert!((40..=60).contains(&flushes), "60 since the last one that found none: {flushes}");
 }

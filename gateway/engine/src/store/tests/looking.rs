@@ -84,6 +84,24 @@ async fn p11_looking_at_a_copy_leaves_it_to_the_start_to_find_that_it_is_one() {
     store.close().await.unwrap();
 }
 
+/// Two who look do not disturb each other; who would write waits for both.
+#[tokio::test]
+async fn several_may_look_at_once_and_nobody_writes_meanwhile() {
+    let scratch = Scratch::new("several");
+    let copy = copied(&scratch).await;
+    let looking = [(); 2].map(|()| Store::look(at(&copy), layout()).unwrap().0);
+    for store in looking {
+        assert_eq!(bodies(&waiting(&store, "a").await), [1, 2]);
+        let held = Store::open(at(&copy), layout());
+        assert!(matches!(held, Err(StoreError::Locked { .. })), "{held:?}");
+        store.close().await.unwrap();
+    }
+    let (store, _) = Store::open(at(&copy), layout()).unwrap();
+    let held = Store::look(at(&copy), layout());
+    assert!(matches!(held, Err(StoreError::Locked { .. })), "{held:?}");
+    store.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn what_is_damaged_can_be_looked_at_and_is_left_for_the_start_to_mend() {
     let scratch = Scratch::new("damaged");

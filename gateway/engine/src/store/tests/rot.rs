@@ -48,6 +48,21 @@ async fn image(options: &StoreOptions) -> FakeDisk {
     disk
 }
 
+/// The same under which the power failed. A small ring has been gone round since: of its checkpoints the last
+/// two are in the tree's file, and frames that the older one needs are written over.
+async fn cut_image(options: &StoreOptions) -> FakeDisk {
+    let disk = FakeDisk::default();
+    let (store, _) = open_with(&disk, options, layout()).unwrap();
+    fill(&store).await;
+    let more = if options.ring_bytes < wide().ring_bytes { 40 } else { 0 };
+    for _ in 0..more {
+        let progress = Some(progress(b"state", 20, 0));
+        commit(&store, Commit { progress, ..Commit::default() }).await.unwrap();
+    }
+    answered(&store).await;
+    disk.power_cut(None)
+}
+
 /// Changes a byte of the ring behind the only place where `key` stands: in the entry's body.
 fn tamper(disk: &FakeDisk, key: &[u8], behind: usize) {
     disk.edit(RING, |bytes| {
@@ -255,11 +270,17 @@ type Bit = (usize, String, usize, u8);
 fn f05_a_flipped_bit_anywhere_gives_no_wrong_value_and_an_exact_count() {
     let flips = std::env::var("TIDEGATE_FLIPS").map_or(FLIPS, |number| number.parse().unwrap());
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let images = [wide(), options()].map(|options| runtime().block_on(image(&options)));
+    let images = [wide(), options()].map(|options| {
+        [runtime().block_on(image(&options)), runtime().block_on(cut_image(&options))]
+    });
+    let images = images.concat();
     let mut bits: Vec<Bit> = Vec::new();
     for (index, image) in images.iter().enumerate() {
-        let names: Vec<_> = image.names().into_iter().filter(|n| !n.ends_with("reserve")).collect();
-        assert_eq!(names.iter().any(|name| name.contains("shelf")), index == 1);
+        // Of a store that was not closed, the last frame may be one that was never promised.
+        let is_judged =
+            |name: &String| !name.ends_with("reserve") && (index % 2 == 0 || name != RING);
+        let names: Vec<_> = image.names().into_iter().filter(is_judged).collect();
+        assert_eq!(names.iter().any(|name| name.contains("shelf")), index >= 2);
         for name in names {
             // Most of a ring and of a tree is empty: aim at what is written.
             image.edit(&name, |bytes| {
@@ -274,7 +295,7 @@ fn f05_a_flipped_bit_anywhere_gives_no_wrong_value_and_an_exact_count() {
     }
     let step = bits.len().div_ceil(flips);
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
-    let images = images.map(|image| image.contents());
+    let images: Vec<_> = images.iter().map(FakeDisk::contents).collect();
     std::thread::scope(|scope| {
         for worker in 0..workers {
             let mine = bits.iter().skip(step / 2).step_by(step).skip(worker).step_by(workers);
@@ -295,7 +316,7 @@ fn f05_a_flipped_bit_anywhere_gives_no_wrong_value_and_an_exact_count() {
 
 async fn flipped(disk: &FakeDisk, bit: &Bit) {
     let (image, name, at, number) = bit;
-    let options = if *image == 0 { wide() } else { options() };
+    let options = if *image < 2 { wide() } else { options() };
     disk.edit(name, |bytes| bytes[*at] ^= 1 << number);
     let run = format!("{name}, byte {at}, bit {number}, image {image}");
     let opened = open_with(disk, &options, layout());
@@ -312,6 +333,51 @@ async fn flipped(disk: &FakeDisk, bit: &Bit) {
     let (store, again) = open_with(disk, &options, layout()).unwrap();
     assert_eq!(again.progress_lost, Vec::<String>::new(), "{run}: told once");
     assert_eq!(count_right_rows(&store, &run).await, rows + 1, "{run}: again");
+}
+
+/// redb panics over pages that it trusts: 6 of 3,000 flipped bits made it. Whichever read of a start and of
+/// a run does, nobody but who asked notices, what is read is right, and nothing is lost.
+#[tokio::test]
+async fn f05_a_panic_at_any_read_ends_nothing() {
+    let options = StoreOptions { cache_bytes: 0, ..options() };
+    let image = image(&options).await;
+    let run = async |panic_at: Option<u64>| {
+        let disk = image.power_cut(None);
+        if let Some(read) = panic_at {
+            disk.panic_at(read);
+        }
+        let run = format!("read {panic_at:?}");
+        let opened = open_with(&disk, &options, layout());
+        // Before it is open it may say that it cannot.
+        let opened = opened.or_else(|_| open_with(&disk, &options, layout()));
+        let (store, recovery) = opened.unwrap_or_else(|error| panic!("{run}: {error}"));
+        let right = count_right_rows(&store, &run).await;
+        let told = store.verify().await.map_or(0, |verified| verified.corrupt_rows);
+        // Whoever asks while it panics may be told so; nobody else is.
+        let _asked = store.states("s").await.map(|states| states.whole.len());
+        put(&store, "a", 20..21).await;
+        store.reject("a", 5, "no");
+        put(&store, "b", 20..21).await;
+        assert!(right + told >= ROWS && !store.stats().failed, "{run}: {right} and {told}");
+        store.close().await.unwrap();
+        let reads = disk.reads();
+        disk.panic_at(0);
+        let (store, again) = open_with(&disk, &options, layout()).unwrap();
+        assert_eq!(count_right_rows(&store, &run).await, ROWS + 1, "{run}: one of 58 is rejected");
+        assert_eq!(store.rejected("a", 9).await.unwrap().len(), 1, "{run}");
+        judge_states(
+            &store,
+            if recovery.progress_lost.is_empty() { &again } else { &recovery },
+            &run,
+        )
+        .await;
+        (reads, recovery)
+    };
+    let (reads, clean) = run(None).await;
+    assert!(reads > 20 && clean.clean, "{reads} reads");
+    for read in 1..=reads {
+        run(Some(read)).await;
+    }
 }
 
 /// A51: a torn file. Elsewhere the service did not start until the file was deleted by hand.
@@ -342,5 +408,76 @@ async fn a51_a_file_cut_at_any_length_opens_and_the_store_works_on() {
         store.close().await.unwrap();
         let (store, _) = open(&disk).unwrap();
         assert_eq!(count_right_rows(&store, &run).await, rows + 1, "{run}: again");
+    }
+}
+
+/// Pages that rot while the gateway runs: no checkpoint was possible any more, the ring filled up, and everything
+/// stood still until somebody started the gateway anew, which mends it. It mends itself.
+#[tokio::test]
+async fn f05_a_tree_that_rots_while_it_runs_is_made_anew() {
+    // Everything, all but the header, all but the first pages, and the half of each page that has values.
+    for damage in 0..4 {
+        let run = format!("damage {damage}");
+        let disk = FakeDisk::default();
+        let options = StoreOptions { cache_bytes: 0, ..options() };
+        let (store, _) = open_with(&disk, &options, layout()).unwrap();
+        fill(&store).await;
+        store.reject("a", 6, "no");
+        for _ in 0..40 {
+            put(&store, "b", 20..20).await;
+            let again = progress(b"state", 20, 0);
+            commit(&store, Commit { progress: Some(again), ..Commit::default() }).await.unwrap();
+        }
+        answered(&store).await;
+        assert_eq!(store.backlog("a").letters, 1, "{run}");
+        disk.edit(TREE, |bytes| {
+            let rots = |at: usize| match damage {
+                0 => true,
+                1 => at >= 4_096,
+                2 => at >= 16_384,
+                _ => at >= 4_096 && at % 4_096 >= 2_048,
+            };
+            for (_, byte) in bytes.iter_mut().enumerate().filter(|(at, _)| rots(*at)) {
+                *byte ^= 0x55;
+            }
+        });
+        let (mut spoiled, mut stored) = (false, 20);
+        for number in 20..80 {
+            let outbox = vec![results("a", number..number + 1, 1)];
+            let commit = Commit { wait: true, outbox, ..Commit::default() };
+            let ticket = store.submit(commit).await.unwrap();
+            ticket.await.unwrap();
+            answered(&store).await;
+            assert_eq!(store.stats().stalled, None, "{run}");
+            stored = number + 1;
+            if store.take_spoiled("s") {
+                spoiled = true;
+                let states = changes(&STATES, &[]);
+                let progress = Some(StreamProgress { states, ..progress(b"state", 20, 0) });
+                super::commit(&store, Commit { progress, ..Commit::default() }).await.unwrap();
+            }
+        }
+        let stats = store.stats();
+        assert!(!stats.failed && stats.corrupt_records > 0, "{run}: {stats:?}");
+        assert_eq!(stats.corrupt_rows, 0, "{run}: the tree is an index");
+        assert!(disk.names().contains(&"store.redb.quarantine-1".to_owned()), "{run}");
+        // Its state stands in the damaged tree alone.
+        assert!(spoiled || damage == 3, "{run}");
+        let letters = store.backlog("a").letters;
+        assert_eq!(store.rejected("a", 9).await.unwrap().len() as u64, letters, "{run}");
+
+        let cut = disk.power_cut(None);
+        store.close().await.unwrap();
+        for disk in [cut, disk] {
+            let (store, recovery) = open_with(&disk, &options, layout()).unwrap();
+            assert_eq!((recovery.corrupt_records, recovery.progress_lost), (0, vec![]), "{run}");
+            // Whoever refuses the sixth has taken the fifth.
+            let left = bodies(&waiting(&store, "a").await);
+            assert_eq!(left, (6..stored).collect::<Vec<_>>(), "{run}");
+            assert_eq!(bodies(&waiting(&store, "b").await), (0..20).collect::<Vec<_>>(), "{run}");
+            assert_eq!(logged(&store, 0).await, (0..20).collect::<Vec<_>>(), "{run}");
+            assert_eq!(states(&store).await, STATES.map(|(key, text)| (key, text.to_owned())));
+            assert_eq!((store.epoch(), store.backlog("a").letters), (7, letters), "{run}");
+        }
     }
 }

@@ -1,0 +1,121 @@
+//! A tree that turns out to be damaged while the store runs: it is made anew from what memory knows.
+//!
+//! Memory has where every row lies, and all that a checkpoint says but the bodies of dead letters and the
+//! values of states. These are read from the damaged tree, one by one; a letter that cannot be read is
+//! counted and gone, a state as well, and its stream is told to store it anew. The new tree gets its first
+//! checkpoint under another name and takes the place of the old one, which is kept aside. A crash before
+//! that leaves the damaged one to the start. Knows no commit.
+
+use std::sync::Arc;
+
+use redb::{Builder, Database};
+
+use super::book::Book;
+use super::checkpoint::checkpoint;
+use super::damage::{Trouble, contained};
+use super::files::{ReadRecords, Records, TREE, TREE_NEW, open_tree, records, write};
+use super::format::{Kind, SEAL_BYTES, key, unseal};
+use super::overlay::Layer;
+use super::recovery::quarantine_name;
+use super::state::State;
+use super::states;
+
+/// Makes the tree anew and writes a checkpoint into it. Every frame must be durable, or hold no needed row.
+/// After an error the damaged tree is still in place.
+pub(super) fn remake(book: &mut Book, state: &mut State) -> Result<(), Trouble> {
+    let broken = book.files.tree.take();
+    let live = broken.as_ref().and_then(|tree| contained(|| records(tree)).ok());
+    // What a panic left of it in memory may answer nothing more; its file is not to be changed.
+    let below = if live.is_none() { look(book) } else { None };
+    let source = live.or_else(|| below.as_ref().and_then(|tree| contained(|| records(tree)).ok()));
+    let outcome = replace(book, state, source.as_ref());
+    drop(source);
+    // Closing them would write over pages that are damaged.
+    std::mem::forget((broken, below));
+    outcome
+}
+
+/// The damaged tree, over a layer in memory.
+fn look(book: &Book) -> Option<Database> {
+    let opened = contained(|| {
+        let file = book.files.disk.open(TREE, false).and_then(Layer::over);
+        let mut builder = Builder::new();
+        builder.set_cache_size(book.files.cache_bytes);
+        Ok(builder.create_with_backend(file.map_err(redb::Error::Io)?)?)
+    });
+    opened
+        .inspect_err(|trouble| tracing::error!(reason = trouble.text(), "nothing of it is read"))
+        .ok()
+}
+
+fn replace(
+    book: &mut Book,
+    state: &mut State,
+    source: Option<&ReadRecords>,
+) -> Result<(), Trouble> {
+    let disk = Arc::clone(&book.files.disk);
+    disk.remove(TREE_NEW).map_err(redb::Error::Io)?;
+    take_letters(book, state, source);
+    let (traffic, cache) = (Arc::clone(&book.files.traffic), book.files.cache_bytes);
+    let tree = open_tree(&*disk, &traffic, cache, TREE_NEW, true)?;
+    write(&tree, |target| copy_states(book, source, target))?;
+    for queue in book.outboxes.values_mut().chain(book.logs.values_mut()) {
+        queue.saved = 0;
+    }
+    book.damage.records += 1;
+    book.files.tree = Some(tree);
+    checkpoint(book, state, false)?;
+    if let Some(tree) = book.files.tree.take() {
+        contained(|| tree.close().map_err(Trouble::from))?;
+    }
+    let aside = quarantine_name(&*disk, TREE).map_err(|error| Trouble::Io(error.to_string()))?;
+    disk.publish(TREE_NEW, TREE, Some(&aside)).map_err(redb::Error::Io)?;
+    book.files.reopen_tree()?;
+    tracing::warn!(aside, "the store's checkpoint was damaged and is made anew");
+    Ok(())
+}
+
+/// The value under `at`, if it passes its check.
+fn sealed(source: Option<&ReadRecords>, at: &[u8]) -> Option<Vec<u8>> {
+    let source = source?;
+    let found = contained(|| Ok(source.get_owned(at)?.map(|found| found.value().to_vec())));
+    found.ok().flatten().filter(|value| unseal(at, value).is_some())
+}
+
+/// Takes the bodies of dead letters into memory, as if they had just come.
+fn take_letters(book: &mut Book, state: &mut State, source: Option<&ReadRecords>) {
+    for (sink, letters) in &mut book.letters {
+        letters.retain(|position, letter| {
+            if letter.body.is_some() {
+                return true;
+            }
+            let at = key(Kind::Rejected, sink, *position);
+            if let Some(value) = sealed(source, &at) {
+                letter.body = Some(value[SEAL_BYTES..].to_vec());
+                return true;
+            }
+            book.damage.bad(&at, &[]);
+            if let Some(sink) = state.sinks.get_mut(sink) {
+                sink.letters = sink.letters.saturating_sub(1);
+                sink.letter_bytes = sink.letter_bytes.saturating_sub(letter.bytes);
+            }
+            false
+        });
+    }
+}
+
+/// Copies the states that no frame has.
+fn copy_states(
+    book: &mut Book,
+    source: Option<&ReadRecords>,
+    target: &mut Records<'_>,
+) -> Result<(), Trouble> {
+    for (stream, number) in states::in_tree(book) {
+        let at = key(Kind::State, &stream, number);
+        let found = sealed(source, &at);
+        if let Some(value) = states::checked(book, &stream, number, found) {
+            target.insert(at.as_slice(), value.as_slice())?;
+        }
+    }
+    Ok(())
+}
