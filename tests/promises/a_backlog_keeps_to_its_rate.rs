@@ -3,7 +3,8 @@
 //! outage records came out of order, or only the newest).
 //!
 //! Here: what waited goes out at the rate that was asked for, in order, on its own topic and marked;
-//! live records do not wait for it; nothing comes twice; and memory does not grow with the backlog.
+//! live records do not wait for it; nothing comes twice; and memory does not grow with the backlog. And
+//! where the far side takes less than there is, live records have their share of it, or all that they need.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -109,6 +110,15 @@ fn a56_a49_a_backlog_at_its_rate_beside_live_records() {
     assert!(replayed >= backlog, "{replayed} of {backlog}");
 
     let records = of_stream(&far_side.records(), "rows");
+    assert_eq!(records.iter().filter(|record| is_late(record)).count() as u64, replayed);
+    let seqs = assert_lanes(&records);
+    let (first, last) = (*seqs.first().expect("one"), *seqs.last().expect("one"));
+    assert_eq!(last - first + 1, seqs.len() as u64, "nothing is missing");
+}
+
+/// Each lane is in order, the backlog and nothing else is marked, and nothing came twice. Returns the
+/// numbers of all records.
+fn assert_lanes(records: &[Record]) -> BTreeSet<u64> {
     let (late, live): (Vec<_>, Vec<_>) = records.iter().partition(|record| is_late(record));
     for (lane, marked) in [(&late, true), (&live, false)] {
         let seqs: Vec<_> = lane.iter().map(|record| record.id_parts().3).collect();
@@ -119,11 +129,85 @@ fn a56_a49_a_backlog_at_its_rate_beside_live_records() {
         );
     }
     assert!(late.iter().all(|record| record.body["_replayed"] == true));
-    assert_eq!(late.len() as u64, replayed);
     let seqs: BTreeSet<_> = records.iter().map(|record| record.id_parts().3).collect();
     assert_eq!(seqs.len(), records.len(), "nothing came twice");
-    let (first, last) = (*seqs.first().expect("one"), *seqs.last().expect("one"));
-    assert_eq!(last - first + 1, seqs.len() as u64, "nothing is missing");
+    seqs
+}
+
+/// Bytes that the link to the far side carries in a second: some 200 records.
+const LINK: u32 = 20_000;
+
+/// What a narrow link carried while a backlog and live records competed for it.
+struct Carried {
+    live: f64,
+    late: f64,
+    took: f64,
+}
+
+/// Lets a backlog and `rows` live records every 10 ms compete for a link of [`LINK`].
+fn compete(rows: u64, replay: &str) -> Carried {
+    let scratch = Scratch::new("narrow");
+    let far = Scratch::new("far");
+    let mut broker = Broker::prepare(&far, "");
+    let gate = Arc::new(Gate::new(broker.port));
+    let measured = if soak() { 10_000 } else { 1_000 };
+    fill(&scratch, gate.port, measured * 2);
+    gate.narrow(LINK);
+    let replay = format!("{replay}, mark: replayed, topic: \"late/{{stream}}\"");
+    let mut gateway = Gateway::start(&scratch, &config(&scratch, gate.port, rows, &replay));
+    broker.restart();
+    let far_side = Subscriber::start(broker.port, "#", Some(Arc::clone(&gate)));
+    far_side.wait_subscribed();
+
+    // Deliveries grow until they are as large as is good.
+    let warm = 200;
+    let measured = usize::try_from(measured).expect("few");
+    let begun = late_at(&far_side, warm);
+    let passed = gate.passed();
+    let took = (late_at(&far_side, warm + measured) - begun).as_secs_f64();
+    let passed = (gate.passed() - passed) as f64 / took;
+    let link = f64::from(LINK);
+    assert!(
+        (link * 0.8..=link * 1.1).contains(&passed),
+        "the link carried {passed} bytes a second"
+    );
+    let lanes = part(&gateway.status(), "sinks", "cloud")["lanes"].clone();
+    assert!(lanes["split"].is_u64(), "the backlog is not over: {lanes}");
+    assert_eq!(gateway.stop().code, Some(0));
+
+    let records = of_stream(&far_side.records(), "rows");
+    assert_lanes(&records);
+    // By the order of arrival, so that the moment of looking does not matter.
+    let mut late = 0;
+    let place = |record: &Record| {
+        late += usize::from(is_late(record));
+        late
+    };
+    let places: Vec<_> = records.iter().map(place).collect();
+    let between = |place: &&usize| (warm + 1..=warm + measured).contains(*place);
+    let all = places.iter().filter(between).count();
+    let (live, late) = ((all - measured) as f64, measured as f64);
+    say(format_args!(
+        "A56: {replay}: {live} live records and {late} of the backlog in {took:.1} s over a link of {LINK} \
+         bytes a second, {passed:.0} carried"
+    ));
+    Carried { live, late, took }
+}
+
+/// 300 live records come about in a second, more than the link carries.
+#[test]
+fn a56_live_records_have_their_share_of_a_narrow_link() {
+    let Carried { live, late, took } = compete(3, "share: 0.5");
+    assert!(live < took * 300.0 * 0.8, "live records did not wait: {live} of them in {took} s");
+    // Half of what is delivered while both wait, less a tenth.
+    assert!(live / (live + late) >= 0.5 * 0.9, "{live} of {}", live + late);
+}
+
+/// 100 live records come about in a second, about half of what the link carries.
+#[test]
+fn a56_live_records_that_go_first_have_all_that_they_need() {
+    let Carried { live, took, .. } = compete(1, "order: newest");
+    assert!(live >= took * 100.0 * 0.9, "{live} live records in {took} s");
 }
 
 #[test]

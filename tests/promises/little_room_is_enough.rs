@@ -1,14 +1,17 @@
-//! Faults F25 and F26: a gateway in 128 MB of memory, killed because there is less, with 64 open files, and
-//! with files that may not grow.
+//! Faults F25 and F26: a gateway in 128 MB of memory, killed because there is less, with 64 open files, with
+//! files that may not grow, and with an address space that ends.
 //!
 //! It does its work within the memory that a small board has. Where it has no file left for another
-//! visitor, the visitor waits and the plant does not. A file that may not grow is a full disk.
+//! visitor, the visitor waits and the plant does not. A file that may not grow is a full disk. Where there
+//! is no memory to be had, it ends, says why, and has lost nothing.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+
+use serde_json::Value;
 
 use crate::failing_syncs_lie_to_nobody::{feed, publish};
 use crate::harness::broker::Broker;
@@ -17,7 +20,8 @@ use crate::harness::mqtt::Client;
 use crate::harness::records::{assert_complete, assert_contiguous, of_stream, repeated};
 use crate::harness::subscriber::Subscriber;
 use crate::harness::{
-    Program, Scratch, command, free_port, program, python, say, secs, soak, tidegate, wait_until,
+    Program, Scratch, command, free_port, program, python, say, secs, soak, tidegate, wait_for,
+    wait_until,
 };
 
 /// A memory control group of the test's own (version 1); removed with this, once it is empty.
@@ -232,4 +236,88 @@ fn f26_files_that_may_not_grow() {
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
     let stopped = gateway.stop();
     assert!(stopped.took <= secs(5), "{stopped:?}");
+}
+
+/// The feed of [`feed`], and a stream that holds all that came in an hour.
+fn hoard(scratch: &Scratch, broker: u16) -> String {
+    let config = feed(scratch, broker);
+    let config = config.replace(
+        "{ name: n, type: i64 } ]",
+        "{ name: n, type: i64 }, { name: pad, type: string } ]",
+    );
+    let hoard = "  - name: hoard\n    from: [feed]\n    window: { tumbling: { size: 1h } }\n    \
+                 sql: SELECT count(DISTINCT pad) AS c FROM feed\n    to: [ { sink: uplink } ]\nsinks:";
+    // The bound of the windows' memory is not what is tried here.
+    format!("{}limits: {{ memory: 1GiB }}\n", config.replace("sinks:", hoard))
+}
+
+/// Publishes messages of 200 kB with the numbers `from` to `to`.
+fn publish_large(client: &mut Client, from: i64, to: i64) {
+    let pad = "t".repeat(200_000);
+    for n in from..to {
+        let message = format!("{{\"n\": {n}, \"pad\": \"{n}{pad}\"}}");
+        client.publish("in", message.as_bytes()).expect("a broker");
+    }
+}
+
+/// Waits until the gateway has ended, or has read so many rows since its start; true where it ended.
+fn has_ended(gateway: &mut Gateway, rows: u64) -> bool {
+    wait_for("all rows, or the gateway's end", secs(60), || {
+        let read = |status: Value| count(&status["ledger_since_start"], "sources", "feed", "read");
+        if !gateway.runs() {
+            return Some(true);
+        }
+        gateway.try_status().is_some_and(|status| read(status) >= rows).then_some(false)
+    })
+}
+
+/// The address space ends (`RLIMIT_AS`) a little above what the gateway needed without a load, and a stream
+/// needs more and more of it. The gateway ends when the system gives it none, says so, and does the same when
+/// it is started again, by when its windows alone need too much. Nothing is lost by that: the broker has what was not acknowledged, the
+/// store what was (F1).
+#[test]
+fn f26_an_address_space_that_ends() {
+    let scratch = Scratch::new("space");
+    let broker = Broker::start(&scratch, "");
+    let far_side = Subscriber::start(broker.port, "out", None);
+    far_side.wait_subscribed();
+    let path = scratch.file("tidegate.yaml", hoard(&scratch, broker.port));
+    let mut gateway = Gateway::start_at(&scratch, &path, &[]);
+    gateway.wait_up();
+    let limit = (memory(gateway.pid(), "VmPeak") << 10) + (4 << 20);
+    assert_eq!(gateway.stop().code, Some(0));
+    let mut client = Client::connect(broker.port, "near-side").expect("a broker");
+    let log = || fs::read_to_string(scratch.join("stderr")).expect("a log");
+    let (mut next, mut ends) = (0, Vec::new());
+    while ends.len() < 3 {
+        assert!(next < 1_500, "300 MB are held in a space of {limit} bytes");
+        let mut limited = command(program("prlimit"));
+        limited.arg(format!("--as={limit}")).arg("--").arg(tidegate());
+        let told = log().len();
+        let mut gateway = Gateway::start_by(&scratch, limited, &path, &[]);
+        publish_large(&mut client, next, next + 100);
+        next += 100;
+        if has_ended(&mut gateway, 100) {
+            assert_ne!(gateway.wait(secs(1)), Some(0), "{}", log());
+            // Rust's answer to an allocation that fails, and the system's to one of its own.
+            let says = ["memory allocation of", "Cannot allocate memory", "cannot start threads"];
+            let log = log();
+            let mut lines = log[told..].lines();
+            let why = lines.find(|line| says.iter().any(|words| line.contains(words)));
+            ends.push((next, why.unwrap_or_else(|| panic!("it says why: {log}")).to_owned()));
+        }
+    }
+    say(format_args!(
+        "F26: after so many messages an address space of {limit} bytes ended: {ends:?}"
+    ));
+
+    let mut gateway = Gateway::start_at(&scratch, &path, &[]);
+    gateway.wait_up();
+    far_side.wait_value("rows", "n", next - 1, secs(60));
+    gateway.wait_drained(secs(20));
+    assert_eq!(gateway.stop().code, Some(0));
+    let rows = of_stream(&far_side.records(), "rows");
+    repeated(&rows);
+    assert_complete(&rows, "n", 0, next - 1);
+    assert_contiguous(&rows);
 }

@@ -37,6 +37,7 @@ mod file_sink_lines_are_whole;
 mod flash_wears_slowly;
 mod folded_windows_survive_kill_9;
 mod full_outboxes_do_what_was_asked;
+mod history_is_kept_as_long_as_asked;
 mod keeps_polling_while_uplink_is_down;
 mod little_room_is_enough;
 mod log_levels_go_back_by_themselves;

@@ -37,6 +37,13 @@ impl Disk {
         Self::new(scratch, ["-t", "ext4", "-o", options, &text(&image)].map(str::to_owned).into())
     }
 
+    /// So many MiB of memory, as the folder of a store that need not survive a power cut. Has no device:
+    /// what needs one panics.
+    pub(crate) fn tmpfs(scratch: &Scratch, mib: u64) -> Option<Self> {
+        let options = format!("size={mib}m,mode=0700");
+        Self::new(scratch, ["-t", "tmpfs", "-o", &options, "tmpfs"].map(str::to_owned).into())
+    }
+
     fn new(scratch: &Scratch, mount: Vec<String>) -> Option<Self> {
         let at = scratch.join("mnt");
         fs::create_dir(&at).expect("a mount point");

@@ -6,10 +6,10 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::free_port;
 
@@ -28,6 +28,10 @@ struct Shared {
     /// Of each connection, the acknowledgement that is lost; 0 for none.
     lost: AtomicU32,
     losses: AtomicU32,
+    /// Bytes that pass to the broker in a second; 0 for as many as come.
+    rate: AtomicU32,
+    /// Bytes that passed at such a rate.
+    passed: AtomicU64,
     connections: Mutex<Vec<TcpStream>>,
 }
 
@@ -41,6 +45,8 @@ impl Gate {
             accepted: AtomicU32::new(0),
             lost: AtomicU32::new(0),
             losses: AtomicU32::new(0),
+            rate: AtomicU32::new(0),
+            passed: AtomicU64::new(0),
             connections: Mutex::default(),
         });
         let ours = Arc::clone(&shared);
@@ -72,6 +78,17 @@ impl Gate {
     /// Acknowledgements that were lost so far.
     pub(crate) fn losses(&self) -> u32 {
         self.shared.losses.load(Ordering::SeqCst)
+    }
+
+    /// From the next connection on so many bytes a second pass to the broker, as over a slow link; its
+    /// answers are not held up.
+    pub(crate) fn narrow(&self, bytes_per_s: u32) {
+        self.shared.rate.store(bytes_per_s, Ordering::SeqCst);
+    }
+
+    /// Bytes that passed the narrow gate so far.
+    pub(crate) fn passed(&self) -> u64 {
+        self.shared.passed.load(Ordering::SeqCst)
     }
 
     /// Whether connections are let through.
@@ -123,7 +140,10 @@ impl Shared {
         let mut connections = self.connections.lock().expect("not poisoned");
         connections.extend([copy(near), copy(&far)]);
         drop(connections);
-        pass(copy(near), copy(&far));
+        match self.rate.load(Ordering::SeqCst) {
+            0 => pass(copy(near), copy(&far)),
+            rate => self.pass_slowly(copy(near), copy(&far), rate),
+        }
         if self.lost.load(Ordering::SeqCst) == 0 {
             pass(copy(&far), copy(near));
         } else {
@@ -132,6 +152,29 @@ impl Shared {
         if !self.open.load(Ordering::SeqCst) {
             self.cut();
         }
+    }
+
+    /// Passes a gateway's bytes on at a rate. The link is free again at a moment that follows from the
+    /// bytes alone: a pause that took too long makes the next one shorter.
+    fn pass_slowly(self: &Arc<Self>, mut near: TcpStream, mut far: TcpStream, rate: u32) {
+        let ours = Arc::clone(self);
+        std::thread::spawn(move || {
+            let mut buffer = [0; NARROW_CHUNK];
+            let mut free_at = Instant::now();
+            while let Ok(count @ 1..) = near.read(&mut buffer) {
+                let now = Instant::now();
+                let length = u32::try_from(count).expect("a chunk");
+                // A time without bytes is not caught up.
+                free_at = free_at.max(now.checked_sub(NARROW_LATE_MAX).unwrap_or(now))
+                    + Duration::from_secs(1) * length / rate;
+                std::thread::sleep(free_at.saturating_duration_since(now));
+                if far.write_all(&buffer[..count]).is_err() {
+                    break;
+                }
+                ours.passed.fetch_add(u64::from(length), Ordering::SeqCst);
+            }
+            end(&near, &far);
+        });
     }
 
     /// Passes a broker's packets on up to the acknowledgement that is lost.
@@ -160,6 +203,12 @@ impl Shared {
         }
     }
 }
+
+/// Bytes that a narrow gate passes at a time.
+const NARROW_CHUNK: usize = 512;
+
+/// Pauses of a narrow gate that were too long are made up for, up to this.
+const NARROW_LATE_MAX: Duration = Duration::from_millis(50);
 
 /// Passes bytes on until one side ends, then ends both.
 fn pass(mut from: TcpStream, mut to: TcpStream) {

@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use redb::{
-    Builder, Database, ReadOnlyTable, ReadableDatabase, StorageBackend, Table, TableDefinition,
+    Builder, Database, ReadOnlyDatabase, ReadOnlyTable, ReadableDatabase, StorageBackend, Table,
+    TableDefinition,
 };
 
 use super::damage::{Trouble, contained, drop_contained};
@@ -75,6 +76,39 @@ pub(super) fn verify_tree(disk: &dyn Disk, cache_bytes: usize, name: &str) -> Re
         drop(builder.create_with_backend(layer)?);
         Ok(())
     })
+}
+
+/// A tree that is damaged, to read what can be read of it.
+pub(super) enum Broken {
+    /// As it lies in the file. Closing a [`Database`] would write over its pages.
+    AsItIs(ReadOnlyDatabase),
+    /// As redb repairs it, or with pages that are sound and records that are not.
+    Sound(Database),
+}
+
+impl Broken {
+    /// Opens the file and changes nothing in it; `None` where nothing can be read.
+    pub(super) fn open(disk: &dyn Disk, cache_bytes: usize) -> Option<Broken> {
+        let mut builder = Builder::new();
+        builder.set_cache_size(cache_bytes);
+        let layer = || disk.open(TREE, false).and_then(Layer::over).map_err(redb::Error::Io);
+        // One that was not closed needs repair, which this refuses.
+        let opened = contained(|| Ok(builder.open_read_only_with_backend(layer()?)?));
+        let opened = opened.map(Broken::AsItIs).or_else(|_| {
+            contained(|| Ok(builder.create_with_backend(layer()?)?)).map(Broken::Sound)
+        });
+        opened
+            .inspect_err(|trouble| tracing::error!(reason = trouble.text(), "it cannot be read"))
+            .ok()
+    }
+
+    /// What it holds.
+    pub(super) fn records(&self) -> Result<ReadRecords, Trouble> {
+        contained(|| match self {
+            Broken::AsItIs(tree) => Ok(tree.begin_read()?.open_table(RECORDS)?),
+            Broken::Sound(tree) => records(tree),
+        })
+    }
 }
 
 /// Opens the ring.

@@ -7,7 +7,7 @@ use redb::Database;
 use super::book::{Book, Letter, Piece, Side};
 use super::checkpoint::{decode_piece, for_each};
 use super::damage::{Trouble, contained};
-use super::files::{records, write};
+use super::files::{ReadRecords, write};
 use super::format::{FORMAT, FORMAT_REDB_ALONE, Kind, SEAL_BYTES, key, seal_of, split_key, unseal};
 use super::record::{Meta, SinkState, TableState, decode_progress};
 use super::rows::decode_schema;
@@ -94,8 +94,7 @@ impl Loaded {
 
 /// Reads every record of the tree but the rows of format 1. Records come in the order of their
 /// kinds, so that meta is the first.
-pub(super) fn load(tree: &Database) -> Result<Loaded, Trouble> {
-    let records = records(tree)?;
+pub(super) fn load(records: &ReadRecords) -> Result<Loaded, Trouble> {
     let mut loaded = Loaded::default();
     let at = key(Kind::Meta, "", 0);
     let meta = records.get_owned(at.as_slice())?;
@@ -110,7 +109,7 @@ pub(super) fn load(tree: &Database) -> Result<Loaded, Trouble> {
         if is_old { &[(b'A', b'F'), (b'H', b'I')] } else { &[(b'A', Kind::Boots as u8 + 1)] };
     for (low, high) in kinds {
         let range = *low..*high;
-        for_each(&records, range, |key, value| {
+        for_each(records, range, |key, value| {
             if loaded.take(key, value).is_none() {
                 loaded.bad.push((key.to_vec(), value.to_vec()));
             }
@@ -120,15 +119,14 @@ pub(super) fn load(tree: &Database) -> Result<Loaded, Trouble> {
 }
 
 /// Takes over the dead letters of a broken tree that can be read; returns how many were bad.
-pub(super) fn rescue_letters(book: &mut Book, tree: Option<&Database>) -> u64 {
-    let Some(tree) = tree else {
+pub(super) fn rescue_letters(book: &mut Book, records: Option<&ReadRecords>) -> u64 {
+    let Some(records) = records else {
         return 0;
     };
     let mut found: Vec<(Arc<str>, u64, Vec<u8>)> = Vec::new();
     let mut bad = 0;
     let read = contained(|| {
-        let records = records(tree)?;
-        for_each(&records, Kind::Rejected as u8..Kind::Rejected as u8 + 1, |key, value| {
+        for_each(records, Kind::Rejected as u8..Kind::Rejected as u8 + 1, |key, value| {
             match split_key(key).zip(unseal(key, value)) {
                 Some(((_, name, position), body)) => {
                     found.push((Arc::from(name), position, body.to_vec()));
@@ -153,7 +151,7 @@ pub(super) fn rescue_letters(book: &mut Book, tree: Option<&Database>) -> u64 {
 /// missing then is missing in the mark of its stream.
 pub(super) fn rescue_states(
     book: &mut Book,
-    from: &Database,
+    from: &ReadRecords,
     into: &Database,
 ) -> Result<(), Trouble> {
     let mut found: Vec<(Arc<str>, u64, Kept)> = Vec::new();
@@ -161,7 +159,7 @@ pub(super) fn rescue_states(
         let mut outcome = Ok(());
         let read = contained(|| {
             let kinds = Kind::State as u8..Kind::State as u8 + 1;
-            for_each(&records(from)?, kinds, |key, value| {
+            for_each(from, kinds, |key, value| {
                 let seal = unseal(key, value).and_then(|_| seal_of(value));
                 let Some(((_, stream, number), (crc, length))) = split_key(key).zip(seal) else {
                     return;

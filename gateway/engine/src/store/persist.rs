@@ -12,6 +12,7 @@ use super::committer::{Committer, MEMORY_BYTES_MAX};
 use super::damage::{Trouble, contained};
 use super::fold::fold;
 use super::ring;
+use super::room::GIVE_WAY_BYTES;
 use super::writer::Job;
 
 /// Times that one frame is tried before it is left for the next flush.
@@ -147,16 +148,18 @@ impl Committer {
     /// tree, and they need not be written.
     fn commit_by_checkpoint(&mut self) -> Result<(), Trouble> {
         let all = self.book.sequence;
+        // Beside a small ring less may wait: who asks for something to be dropped waits as well.
+        let patience = self.book.files.ring_length.clamp(GIVE_WAY_BYTES, MEMORY_BYTES_MAX);
         loop {
             let Err(trouble) = fold(&mut self.book, &self.state, all) else {
                 return self.checkpoint();
             };
-            // Until the memory is full as well, the disk may get room again. What gives way then is in
+            // Until there is as much in memory, the disk may get room again. What gives way then is in
             // no frame that the ring has room for: its shelf goes at once, and after a crash before
             // the checkpoint it counts as lost, not as dropped.
             let is_full = matches!(trouble, Trouble::Full(_));
             self.want.met |= is_full;
-            if !is_full || self.book.memory() < MEMORY_BYTES_MAX || !self.give_way() {
+            if !is_full || self.book.memory() < patience || !self.give_way() {
                 return Err(trouble);
             }
             self.book.files.shelves.sweep();

@@ -23,7 +23,7 @@ use super::border::{Layout, Recovery, StoreError, StoreOptions};
 use super::checkpoint::checkpoint;
 use super::damage::{Damage, Trouble, contained};
 use super::disk::{Disk, Traffic};
-use super::files::{Files, RING_NEW, TREE, TREE_NEW, open_tree, verify_tree};
+use super::files::{Broken, Files, RING_NEW, TREE, TREE_NEW, open_tree, records, verify_tree};
 use super::format::{FORMAT, FORMAT_REDB_ALONE, FORMAT_USUAL, Kind, NAME_BYTES_MAX, key};
 use super::identity::IDENTITY;
 use super::load::{Loaded, load};
@@ -127,7 +127,7 @@ enum Tree {
     /// It opened, and every record passed its check.
     Whole(Database, Box<Loaded>),
     /// It cannot be relied on.
-    Broken(Option<Database>, String),
+    Broken(Option<Broken>, String),
 }
 
 impl Opening<'_> {
@@ -185,15 +185,17 @@ impl Opening<'_> {
             return Ok(Tree::Broken(None, "the file is empty".to_owned()));
         }
         let cache = self.options.cache_bytes;
-        let sound = verify_tree(disk, cache, TREE);
-        let tree = open_tree(disk, &self.traffic, cache, TREE, false);
-        let tree = match (sound, tree) {
-            (Ok(()), Ok(tree)) => tree,
-            (Err(Trouble::Damaged(reason)), tree) => return self.damaged_tree(tree.ok(), reason),
-            (_, Err(Trouble::Damaged(reason))) => return Ok(Tree::Broken(None, reason)),
-            (Err(trouble), _) | (_, Err(trouble)) => return Err(self.failed(&trouble)),
+        match verify_tree(disk, cache, TREE) {
+            Ok(()) => {}
+            Err(Trouble::Damaged(reason)) => return self.damaged_tree(reason),
+            Err(trouble) => return Err(self.failed(&trouble)),
+        }
+        let tree = match open_tree(disk, &self.traffic, cache, TREE, false) {
+            Ok(tree) => tree,
+            Err(Trouble::Damaged(reason)) => return Ok(Tree::Broken(None, reason)),
+            Err(trouble) => return Err(self.failed(&trouble)),
         };
-        match contained(|| load(&tree)) {
+        match contained(|| load(&records(&tree)?)) {
             Ok(loaded) if loaded.is_later() => Err(self.later(&loaded)),
             // The rows of format 1 are in the tree: what is readable of it counts, whatever is not.
             Ok(loaded)
@@ -203,10 +205,10 @@ impl Opening<'_> {
                 Ok(Tree::Whole(tree, Box::new(loaded)))
             }
             Ok(loaded) => Ok(Tree::Broken(
-                Some(tree),
+                Some(Broken::Sound(tree)),
                 format!("{} records fail their check", loaded.bad.len().max(1)),
             )),
-            Err(Trouble::Damaged(reason)) => Ok(Tree::Broken(Some(tree), reason)),
+            Err(Trouble::Damaged(reason)) => Ok(Tree::Broken(Some(Broken::Sound(tree)), reason)),
             Err(trouble) => Err(self.failed(&trouble)),
         }
     }

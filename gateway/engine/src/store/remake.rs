@@ -8,14 +8,11 @@
 
 use std::sync::Arc;
 
-use redb::{Builder, Database};
-
 use super::book::Book;
 use super::checkpoint::checkpoint;
 use super::damage::{Trouble, contained};
-use super::files::{ReadRecords, Records, TREE, TREE_NEW, open_tree, records, write};
+use super::files::{Broken, ReadRecords, Records, TREE, TREE_NEW, open_tree, records, write};
 use super::format::{Kind, SEAL_BYTES, key, unseal};
-use super::overlay::Layer;
 use super::recovery::quarantine_name;
 use super::state::State;
 use super::states;
@@ -23,29 +20,16 @@ use super::states;
 /// Makes the tree anew and writes a checkpoint into it. Every frame must be durable, or hold no needed row.
 /// After an error the damaged tree is still in place.
 pub(super) fn remake(book: &mut Book, state: &mut State) -> Result<(), Trouble> {
-    let broken = book.files.tree.take();
-    let live = broken.as_ref().and_then(|tree| contained(|| records(tree)).ok());
-    // What a panic left of it in memory may answer nothing more; its file is not to be changed.
-    let below = if live.is_none() { look(book) } else { None };
-    let source = live.or_else(|| below.as_ref().and_then(|tree| contained(|| records(tree)).ok()));
+    let damaged = book.files.tree.take();
+    let live = damaged.as_ref().and_then(|tree| contained(|| records(tree)).ok());
+    // What a panic left of it in memory may answer nothing more.
+    let (disk, cache) = (&*book.files.disk, book.files.cache_bytes);
+    let broken = if live.is_none() { Broken::open(disk, cache) } else { None };
+    let source = live.or_else(|| broken.as_ref().and_then(|tree| tree.records().ok()));
     let outcome = replace(book, state, source.as_ref());
-    drop(source);
-    // Closing them would write over pages that are damaged.
-    std::mem::forget((broken, below));
+    // Closing it would write over pages that are damaged, and may end the process: what it cached is given up.
+    std::mem::forget(damaged);
     outcome
-}
-
-/// The damaged tree, over a layer in memory.
-fn look(book: &Book) -> Option<Database> {
-    let opened = contained(|| {
-        let file = book.files.disk.open(TREE, false).and_then(Layer::over);
-        let mut builder = Builder::new();
-        builder.set_cache_size(book.files.cache_bytes);
-        Ok(builder.create_with_backend(file.map_err(redb::Error::Io)?)?)
-    });
-    opened
-        .inspect_err(|trouble| tracing::error!(reason = trouble.text(), "nothing of it is read"))
-        .ok()
 }
 
 fn replace(

@@ -18,7 +18,7 @@ use super::transaction::{GivesWay, Transaction};
 /// Bytes of dead letters that wait for the checkpoint at most.
 const LETTER_BYTES_MAX: usize = 256 << 10;
 /// Bytes that give way at a time when the disk has no room.
-const GIVE_WAY_BYTES: u64 = 1 << 20;
+pub(super) const GIVE_WAY_BYTES: u64 = 1 << 20;
 /// Flushes without room before logs give way: some seconds, where one comes each second. Who fills a disk
 /// for a moment costs no rows that a stream still needs.
 const PATIENCE: u32 = 10;
@@ -74,8 +74,11 @@ impl Committer {
         let keep_from = keep_from.unwrap_or(self.book.sequence);
         let outcome = contained(|| self.reclaim(keep_from));
         self.reclaim_failed = outcome.is_err();
+        // A frame that is only in memory says that something gave way, and found no place. What comes is
+        // taken then: the policies go on once there is too much of it.
+        let is_held = self.is_tight() && self.book.memory() == 0;
         self.held_back = match &outcome {
-            Err(Trouble::Full(reason)) if self.is_tight() => Some(reason.clone()),
+            Err(Trouble::Full(reason)) if is_held => Some(reason.clone()),
             _ => None,
         };
         if let Err(trouble) = outcome {

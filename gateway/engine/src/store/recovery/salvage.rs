@@ -11,8 +11,8 @@ use redb::Database;
 use super::super::book::{Book, Place, Queue, Side};
 use super::super::border::StoreError;
 use super::super::checkpoint::{checkpoint, for_each};
-use super::super::damage::{Trouble, contained};
-use super::super::files::{RING, TREE, TREE_NEW, open_tree, records, write};
+use super::super::damage::{Trouble, contained, drop_contained};
+use super::super::files::{Broken, RING, ReadRecords, TREE, TREE_NEW, open_tree, write};
 use super::super::format::{FORMAT_REDB_ALONE, Kind, split_key};
 use super::super::load::{load, rescue_letters, rescue_states};
 use super::super::record::Meta;
@@ -24,17 +24,17 @@ use super::{Opening, Tree, list_shelved, quarantine_name};
 
 impl Opening<'_> {
     /// What a tree is good for of which a page fails its checksum.
-    pub(super) fn damaged_tree(
-        &self,
-        tree: Option<Database>,
-        reason: String,
-    ) -> Result<Tree, StoreError> {
-        let Some(tree) = tree else {
+    pub(super) fn damaged_tree(&self, reason: String) -> Result<Tree, StoreError> {
+        let (disk, cache) = (&**self.disk, self.options.cache_bytes);
+        let Some(broken) = Broken::open(disk, cache) else {
             return Ok(Tree::Broken(None, reason));
         };
-        match contained(|| load(&tree)) {
+        match contained(|| load(&broken.records()?)) {
             Ok(loaded) if loaded.is_later() => Err(self.later(&loaded)),
             Ok(loaded) if loaded.is_format(FORMAT_REDB_ALONE) => {
+                drop(broken);
+                let tree = open_tree(disk, &self.traffic, cache, TREE, false);
+                let tree = tree.map_err(|trouble| self.failed(&trouble))?;
                 Ok(Tree::Whole(tree, Box::new(loaded)))
             }
             // A state that rots explains it, and every other record can be read: the tree is copied, because
@@ -45,21 +45,20 @@ impl Opening<'_> {
                     && !loaded.bad_states.is_empty() =>
             {
                 tracing::error!(reason, "the store's checkpoint is copied record by record");
-                let copy = self.copied(&tree).map_err(|trouble| self.failed(&trouble))?;
-                std::mem::forget(tree);
+                let copy = self.copied(&broken).map_err(|trouble| self.failed(&trouble))?;
                 Ok(Tree::Whole(copy, Box::new(loaded)))
             }
-            _ => Ok(Tree::Broken(Some(tree), reason)),
+            _ => Ok(Tree::Broken(Some(broken), reason)),
         }
     }
 
     /// Puts a copy of a tree in its place, with every record as it is.
-    fn copied(&self, tree: &Database) -> Result<Database, Trouble> {
+    fn copied(&self, tree: &Broken) -> Result<Database, Trouble> {
         let (disk, cache) = (&**self.disk, self.options.cache_bytes);
         let copy = open_tree(disk, &self.traffic, cache, TREE_NEW, true)?;
         write(&copy, |target| {
             let mut outcome = Ok(());
-            for_each(&records(tree)?, 0..u8::MAX, |key, value| {
+            for_each(&tree.records()?, 0..u8::MAX, |key, value| {
                 if outcome.is_ok() {
                     outcome = target.insert(key, value).map(|_| ()).map_err(Trouble::from);
                 }
@@ -77,7 +76,7 @@ impl Opening<'_> {
         &mut self,
         lock: Box<dyn std::fmt::Debug + Send>,
         broken: bool,
-        tree: Option<Database>,
+        tree: Option<Broken>,
     ) -> Result<(Book, State, Replayed), StoreError> {
         let ring = self.ring()?;
         let found = match &ring {
@@ -105,10 +104,12 @@ impl Opening<'_> {
         let mut letters_lost = 0;
         let mut aside = None;
         if broken {
-            letters_lost = rescue_letters(&mut book, tree.as_ref());
-            self.rescued = tree.as_ref().map(|tree| self.rescue(&mut book, tree)).transpose()?;
-            // Closing it would write over pages that are damaged.
-            std::mem::forget(tree);
+            let records = tree.as_ref().and_then(|tree| tree.records().ok());
+            letters_lost = rescue_letters(&mut book, records.as_ref());
+            self.rescued = records.map(|records| self.rescue(&mut book, &records)).transpose()?;
+            if !drop_contained(tree) {
+                tracing::debug!("the broken file did not close cleanly");
+            }
             aside = Some(quarantine_name(&**self.disk, TREE)?);
         }
         let mut state = State::new(Meta::new(0, &self.options.gateway, id));
@@ -141,7 +142,7 @@ impl Opening<'_> {
     }
 
     /// Begins the new tree with the states of the broken one.
-    fn rescue(&self, book: &mut Book, broken: &Database) -> Result<Database, StoreError> {
+    fn rescue(&self, book: &mut Book, broken: &ReadRecords) -> Result<Database, StoreError> {
         let cache = self.options.cache_bytes;
         let rescued = open_tree(&**self.disk, &self.traffic, cache, TREE_NEW, true)
             .and_then(|tree| rescue_states(book, broken, &tree).map(|()| tree));

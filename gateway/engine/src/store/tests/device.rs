@@ -1,5 +1,7 @@
 //! A device of which one part takes no writes any more, and what is worn for nothing.
 
+use futures::FutureExt;
+
 use super::*;
 
 /// Submits results `number` for sink `a` and says whether they became durable before the store had
@@ -405,4 +407,56 @@ async fn f06_deliveries_free_a_disk_that_waiting_records_have_filled() {
     let backlog = store.backlog("a");
     assert_eq!((backlog.delivered, backlog.lost, backlog.dropped), (50, 0, 0));
     assert_eq!(store.stats().stalled, None);
+}
+
+/// A frame found no place in a ring that was nearly full, on a full disk: what gave way could not be noted,
+/// commits were held back as if nothing might give way, and so there was never enough in memory for the
+/// policies to go on. Nothing was stored any more until the disk got room, although all might be dropped.
+#[tokio::test]
+async fn f06_what_may_be_dropped_is_dropped_where_no_frame_fits_the_ring() {
+    // The ring has 16 blocks. Where its end lies when the disk is full counts, and how large frames are:
+    // four of the first take all of it. More waits than what gives way at a time, a MiB.
+    for before in [120, 121, 122, 123] {
+        for (room, shortest, spread) in
+            [(0, 15_300, 1), (40_000, 15_300, 1), (0, 4_000, 50_000), (40_000, 4_000, 30_000)]
+        {
+            drop_on_a_full_disk(before, room, (shortest, spread)).await;
+        }
+    }
+}
+
+/// Stores `before` rows of so many bytes, or some more, leaves the disk bytes of `room`, and goes on.
+async fn drop_on_a_full_disk(before: u64, room: usize, (shortest, spread): (u64, u64)) {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    let one = |number: u64| {
+        let length = usize::try_from(shortest + number * 7_919 % spread).unwrap();
+        let bodies = vec![Bytes::from(vec![b'x'; length])];
+        let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1) }];
+        Commit { wait: true, outbox, ..Commit::default() }
+    };
+    for number in 0..before {
+        commit(&store, one(number)).await.unwrap();
+    }
+    answered(&store).await;
+    disk.set_room(room);
+    let mut tickets = Vec::new();
+    let end = before + 120;
+    for number in before..end {
+        tickets.push(store.submit(one(number)).await.unwrap());
+        store.flush();
+        answered(&store).await;
+    }
+    let durable = tickets.into_iter().filter_map(FutureExt::now_or_never).flatten().count() as u64;
+    let (backlog, stats) = (store.backlog("a"), store.stats());
+    let run = format!("{before}, {room}, {shortest}: {durable}, {backlog:?}, {stats:?}");
+    // A MiB may wait in memory: less than 70 frames of 15 KiB or more.
+    assert!(durable >= 50 && stats.queue_len == 0 && backlog.dropped > 0, "{run}");
+    let (cut, _) = open(&disk.power_cut(None)).unwrap();
+    let kept: Vec<u64> = waiting(&cut, "a").await.iter().map(|row| row.position).collect();
+    let promised = backlog.dropped + 1..=before + durable;
+    assert!(
+        kept.is_sorted() && promised.into_iter().all(|at| kept.contains(&at)),
+        "{kept:?}, {run}"
+    );
 }

@@ -198,10 +198,10 @@ async fn f11_wherever_a_crash_falls_all_rows_are_moved_or_all_wait() {
 
 /// What the checkpoint says after a power cut: its format.
 fn meta(disk: &FakeDisk) -> crate::store::record::Meta {
-    use crate::store::files::{TREE, open_tree};
+    use crate::store::files::{TREE, open_tree, records};
     use crate::store::load::load;
     let tree = open_tree(disk, &Arc::default(), 1 << 20, TREE, false);
-    load(&tree.unwrap()).unwrap().state.unwrap().meta
+    load(&records(&tree.unwrap()).unwrap()).unwrap().state.unwrap().meta
 }
 
 /// The version before knows no stamped rows and would count them as damage, so that it has to refuse a
