@@ -1,6 +1,7 @@
 //! The files of an open store: ring, shelves, and the tree that holds the checkpoint.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use redb::{
@@ -82,7 +83,10 @@ pub(super) fn verify_tree(disk: &dyn Disk, cache_bytes: usize, name: &str) -> Re
 pub(super) enum Broken {
     /// As it lies in the file. Closing a [`Database`] would write over its pages.
     AsItIs(ReadOnlyDatabase),
-    /// As redb repairs it, or with pages that are sound and records that are not.
+    /// As redb repairs it over a layer, or where it could not be opened for reading only. Closing it could
+    /// panic twice at once, so what it cached is given up.
+    Repaired(ManuallyDrop<Database>),
+    /// Its pages are sound, and records are not.
     Sound(Database),
 }
 
@@ -95,7 +99,8 @@ impl Broken {
         // One that was not closed needs repair, which this refuses.
         let opened = contained(|| Ok(builder.open_read_only_with_backend(layer()?)?));
         let opened = opened.map(Broken::AsItIs).or_else(|_| {
-            contained(|| Ok(builder.create_with_backend(layer()?)?)).map(Broken::Sound)
+            let repaired = contained(|| Ok(builder.create_with_backend(layer()?)?));
+            repaired.map(|tree| Broken::Repaired(ManuallyDrop::new(tree)))
         });
         opened
             .inspect_err(|trouble| tracing::error!(reason = trouble.text(), "it cannot be read"))
@@ -106,6 +111,7 @@ impl Broken {
     pub(super) fn records(&self) -> Result<ReadRecords, Trouble> {
         contained(|| match self {
             Broken::AsItIs(tree) => Ok(tree.begin_read()?.open_table(RECORDS)?),
+            Broken::Repaired(tree) => records(tree),
             Broken::Sound(tree) => records(tree),
         })
     }
