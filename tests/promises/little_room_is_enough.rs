@@ -299,8 +299,14 @@ fn f26_an_address_space_that_ends() {
         next += 100;
         if has_ended(&mut gateway, 100) {
             assert_ne!(gateway.wait(secs(1)), Some(0), "{}", log());
-            // Rust's answer to an allocation that fails, and the system's to one of its own.
-            let says = ["memory allocation of", "Cannot allocate memory", "cannot start threads"];
+            // Rust's answer to an allocation that fails, the system's to one of its own, and tokio's and ours to
+            // a thread that has no room for its stack.
+            let says = [
+                "memory allocation of",
+                "Cannot allocate memory",
+                "cannot start threads",
+                "can't spawn worker thread",
+            ];
             let log = log();
             let mut lines = log[told..].lines();
             let why = lines.find(|line| says.iter().any(|words| line.contains(words)));

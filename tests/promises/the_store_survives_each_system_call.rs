@@ -225,7 +225,9 @@ fn failing(names: &[&str], short: u64, what: impl Fn(u64) -> String) -> (usize, 
         let what = format!("{name}: {error}");
         // Before it is open it may say that it cannot; afterwards it gets over it.
         let gave_up = run.code == Some(1) && !run.opened();
-        assert!(run.closed() || gave_up, "{what}: {run:?}");
+        // Where it lasts until the end, the close says that not all of the last marks are durable.
+        let at_the_end = run.code == Some(1) && promised.committed() == commits();
+        assert!(run.closed() || gave_up || at_the_end, "{what}: {run:?}");
         assert!(gave_up || promised.committed() == commits(), "{what}: {run:?}");
         through += usize::from(run.closed());
         promised.judge(&scratch, &store, &what);
