@@ -1,5 +1,6 @@
 //! What the checkpoint's tree says, record by record, each with its check.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use redb::Database;
@@ -30,6 +31,19 @@ pub(super) struct Loaded {
 impl Loaded {
     pub(super) fn is_format(&self, format: u32) -> bool {
         self.state.as_ref().is_some_and(|state| state.meta.format == format)
+    }
+
+    /// Whether each state that a progress was written with has its record, and no other has: one that fails its
+    /// check is what it says it is, and not a record of another kind whose key rots.
+    pub(super) fn has_all_states(&self) -> bool {
+        let Some(state) = &self.state else { return false };
+        let mut found: BTreeMap<&str, u64> = BTreeMap::new();
+        let whole = self.states.iter().map(|(stream, ..)| stream);
+        for stream in whole.chain(self.bad_states.iter().map(|(stream, _)| stream)) {
+            *found.entry(stream).or_default() += 1;
+        }
+        let marks = state.marks.iter().filter(|(_, mark)| mark.count > 0);
+        found == marks.map(|(stream, mark)| (&**stream, mark.count)).collect()
     }
 
     /// A later version wrote it.

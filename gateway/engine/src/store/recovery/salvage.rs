@@ -42,7 +42,8 @@ impl Opening<'_> {
             Ok(loaded)
                 if loaded.state.is_some()
                     && loaded.bad.is_empty()
-                    && !loaded.bad_states.is_empty() =>
+                    && !loaded.bad_states.is_empty()
+                    && loaded.has_all_states() =>
             {
                 tracing::error!(reason, "the store's checkpoint is copied record by record");
                 let copy = self.copied(&broken).map_err(|trouble| self.failed(&trouble))?;

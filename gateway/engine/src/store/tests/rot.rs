@@ -380,6 +380,22 @@ async fn f05_a_panic_at_any_read_ends_nothing() {
     }
 }
 
+/// A bit makes the key of a piece (`I`) that of a state (`M`), which then fails its check. Taken for a state that
+/// rots, it cost the rows of the piece, which lie whole on their shelf.
+#[tokio::test]
+async fn f05_a_piece_whose_key_rots_is_no_state() {
+    let image = image(&options()).await;
+    let begins = &key(Kind::LogPiece, "t", 0)[..4];
+    let mut places = Vec::new();
+    image.edit(TREE, |bytes| {
+        places.extend((0..bytes.len()).filter(|at| bytes[*at..].starts_with(begins)));
+    });
+    assert!(!places.is_empty() && begins == b"I\0\x01t", "{begins:?}");
+    for place in places {
+        flipped(&image.power_cut(None), &(2, TREE.to_owned(), place, 2)).await;
+    }
+}
+
 /// A51: a torn file. Elsewhere the service did not start until the file was deleted by hand.
 #[tokio::test]
 async fn a51_a_file_cut_at_any_length_opens_and_the_store_works_on() {
