@@ -127,13 +127,8 @@ fn drop_letters(scratch: &Scratch, disk: &Disk, gateway: &mut Gateway, letters: 
     wait_refused(gateway, letters);
     let free = disk.free();
     let told = store(scratch, &["rejected", "drop", "picky", "--all"]);
-    // Where even the frame that says so finds no place at first, it may take longer than a request may: what
-    // gives way last waits ten flushes. It is done then, all the same.
-    if told.code == Some(0) {
-        assert_eq!(told.stdout, format!("{letters} refused records of picky dropped\n"));
-    } else {
-        assert!(told.stderr.contains("took longer"), "{told:?}\n{}", gateway.log());
-    }
+    assert_eq!(told.code, Some(0), "{told:?}\n{}", gateway.log());
+    assert_eq!(told.stdout, format!("{letters} refused records of picky dropped\n"));
     let read = |status: &Value| count(&status["ledger"], "sources", "source", "read");
     let before = read(&gateway.status());
     gateway.wait_status("no letters, and another second of readings", secs(20), |status| {

@@ -1,14 +1,15 @@
 //! Faults F25 and F26: a gateway in 128 MB of memory, killed because there is less, with 64 open files, with
-//! files that may not grow, and with an address space that ends.
+//! files that may not grow, with few threads, and with an address space that ends.
 //!
 //! It does its work within the memory that a small board has. Where it has no file left for another
 //! visitor, the visitor waits and the plant does not. A file that may not grow is a full disk. Where there
-//! is no memory to be had, it ends, says why, and has lost nothing.
+//! are too few threads to start with, it says so and ends; where there is none more, what runs goes on and
+//! what is new is refused. Where there is no memory to be had, it ends, says why, and has lost nothing.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -24,19 +25,29 @@ use crate::harness::{
     wait_until,
 };
 
-/// A memory control group of the test's own (version 1); removed with this, once it is empty.
+/// A control group of the test's own (version 1); removed with this, once it is empty.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
-    fn new(name: &str, bytes: u64) -> Option<Self> {
+    /// One whose `file` limits what the `controller` counts.
+    fn new(name: &str, controller: &str, file: &str, limit: u64) -> Option<Self> {
         let name = format!("tidegate-test-{name}-{}", std::process::id());
-        let path = PathBuf::from("/sys/fs/cgroup/memory").join(name);
+        let path = Path::new("/sys/fs/cgroup").join(controller).join(name);
         if let Err(error) = fs::create_dir(&path) {
-            say(format_args!("SKIPPED: no memory control group (version 1) can be made: {error}"));
+            say(format_args!("SKIPPED: no control group of {controller} (version 1): {error}"));
             return None;
         }
-        fs::write(path.join("memory.limit_in_bytes"), bytes.to_string()).expect("a control group");
-        Some(Self(path))
+        let group = Self(path);
+        group.set(file, limit);
+        Some(group)
+    }
+
+    fn of_memory(name: &str, bytes: u64) -> Option<Self> {
+        Self::new(name, "memory", "memory.limit_in_bytes", bytes)
+    }
+
+    fn set(&self, file: &str, limit: u64) {
+        fs::write(self.0.join(file), limit.to_string()).expect("a control group");
     }
 
     /// A command that runs a program in it.
@@ -90,7 +101,7 @@ streams:
 sinks: [ {{ name: nobody, driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{nobody}\" }} }} }} ]
 "
     );
-    let Some(group) = Cgroup::new("load", 128_000_000) else { return };
+    let Some(group) = Cgroup::of_memory("load", 128_000_000) else { return };
     let limited = group.run(tidegate());
     let path = scratch.file("tidegate.yaml", &config);
     let mut gateway = Gateway::start_by(&scratch, limited, &path, &[]);
@@ -126,7 +137,7 @@ time.sleep(60)";
 #[test]
 fn f25_a_kill_for_want_of_memory_loses_nothing() {
     let scratch = Scratch::new("oom");
-    let Some(group) = Cgroup::new("oom", 256 << 20) else { return };
+    let Some(group) = Cgroup::of_memory("oom", 256 << 20) else { return };
     let broker = Broker::start(&scratch, "");
     let far_side = Subscriber::start(broker.port, "out", None);
     far_side.wait_subscribed();
@@ -236,6 +247,66 @@ fn f26_files_that_may_not_grow() {
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
     let stopped = gateway.stop();
     assert!(stopped.took <= secs(5), "{stopped:?}");
+}
+
+/// Fewer threads than a start needs, from none at all on: it says so and ends, with a code after which it is
+/// started again, or all of it is there and works. Where there is none more while it runs, readings go
+/// on, a configuration whose SQL would need one is refused, and visitors hear so.
+#[test]
+fn f26_too_few_threads() {
+    let scratch = Scratch::new("threads");
+    let Some(group) = Cgroup::new("threads", "pids", "pids.max", 1) else { return };
+    let broker = Broker::start(&scratch, "");
+    let far_side = Subscriber::start(broker.port, "#", None);
+    far_side.wait_subscribed();
+    let config = plain(&scratch, broker.port, 1, 1);
+    let path = scratch.file("tidegate.yaml", &config);
+    let log = || fs::read_to_string(scratch.join("stderr")).expect("a log");
+    let mut refused = 0;
+    let mut gateway = loop {
+        group.set("pids.max", refused + 1);
+        let told = fs::read_to_string(scratch.join("stderr")).map_or(0, |log| log.len());
+        let mut gateway = Gateway::start_by(&scratch, group.run(tidegate()), &path, &[]);
+        let came = wait_for("a gateway that works, or its end", secs(20), || {
+            let healthy = |answer: (u16, String)| answer.0 == 200;
+            let works = ask(&gateway.socket(), "GET /healthz").is_ok_and(healthy);
+            (works || !gateway.runs()).then_some(works)
+        });
+        if came {
+            break gateway;
+        }
+        assert_eq!(gateway.wait(secs(1)), Some(1), "{}", log());
+        let log = log();
+        assert!(log[told..].contains("cannot start threads: "), "{log}");
+        assert!(log[told..].contains("hint: permit more of them"), "{log}");
+        refused += 1;
+        assert!(refused < 64, "{log}");
+    };
+    say(format_args!("F26: a gateway needs {} threads", refused + 1));
+    let read = far_side.look(|all| all.iter().map(|r| r.int("n")).max().unwrap_or(0));
+    far_side.wait_value("rows", "n", read + 10, secs(20));
+
+    // From here on there is none more.
+    let current = group.read("pids.current").trim().parse().expect("a count");
+    group.set("pids.max", current);
+    let changed = config.replace("SELECT time, n, pad", "SELECT time, n, n + 1 AS m, pad");
+    let changed = scratch.file("changed.yaml", changed);
+    let mut apply = command(tidegate());
+    let applied = apply.arg("apply").arg(&changed).arg("--socket").arg(gateway.socket());
+    let applied = applied.output().expect("tidegate apply");
+    let says = String::from_utf8_lossy(&applied.stderr);
+    assert!(!applied.status.success() && says.contains("no thread for planning"), "{says}");
+    far_side.wait_value("rows", "n", read + 60, secs(20));
+    assert_eq!(ask(&gateway.socket(), "GET /healthz").expect("an answer").0, 200);
+
+    // And once there are some, it takes it.
+    group.set("pids.max", current + 20);
+    let applied = apply.output().expect("tidegate apply");
+    assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+    assert!(!log().contains("panic"), "{}", log());
+    assert_eq!(gateway.stop().code, Some(0));
+    let rows = of_stream(&far_side.records(), "rows");
+    assert_contiguous(&rows);
 }
 
 /// The feed of [`feed`], and a stream that holds all that came in an hour.

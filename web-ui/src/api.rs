@@ -64,10 +64,12 @@ pub fn control_router(
     // Its own limits, and outside those of the others: the inner of two limits would win.
     let apply = limited(apply, guard::CONFIGURATION);
     let slow = limited(keeping::slow(keeper.clone()), guard::MAINTENANCE);
+    let keeping = limited(keeping::changing(keeper.clone()), guard::STORE_CHANGE);
     let trying = limited(floor::slow(streams.clone()), guard::STREAMS);
     let quick =
         reading(console).merge(changing).merge(keeping::quick(keeper)).merge(floor::quick(streams));
-    with_headers(guarded(quick, guard::REQUEST).merge(apply).merge(slow).merge(trying))
+    let limited = apply.merge(slow).merge(keeping).merge(trying);
+    with_headers(guarded(quick, guard::REQUEST).merge(limited))
 }
 
 fn reading(console: Arc<dyn Console>) -> Router {

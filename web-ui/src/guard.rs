@@ -43,6 +43,11 @@ pub(crate) const CONFIGURATION: RequestLimits =
 pub(crate) const STREAMS: RequestLimits =
     RequestLimits { body_max: 256 * 1024, timeout: Duration::from_secs(150) };
 
+/// What a change of the store may take until it is durable: on a full disk something else gives way
+/// first, of which the last waits ten flushes, one a second.
+pub(crate) const STORE_CHANGE: RequestLimits =
+    RequestLimits { body_max: 16 * 1024, timeout: Duration::from_secs(25) };
+
 /// What reading or writing the whole store may take.
 pub(crate) const MAINTENANCE: RequestLimits =
     RequestLimits { body_max: 16 * 1024, timeout: Duration::from_mins(10) };

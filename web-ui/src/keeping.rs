@@ -32,13 +32,19 @@ type Keeping = State<Arc<dyn Keeper>>;
 pub(crate) fn quick(keeper: Arc<dyn Keeper>) -> Router {
     Router::new()
         .route("/api/v1/store", get(contents))
-        .route("/api/v1/store/forget/{name}", post(forget))
         .route("/api/v1/store/export/tables/{name}", get(export_table))
         .route("/api/v1/store/export/sinks/{name}", get(export_sink))
+        .route("/api/v1/sinks/{name}/rejected", get(rejected))
+        .with_state(keeper)
+}
+
+/// Routes that answer once what they change is durable.
+pub(crate) fn changing(keeper: Arc<dyn Keeper>) -> Router {
+    Router::new()
+        .route("/api/v1/store/forget/{name}", post(forget))
         .route("/api/v1/sinks/{name}/pause", post(pause))
         .route("/api/v1/sinks/{name}/resume", post(resume))
         .route("/api/v1/sinks/{name}/replay", put(replay))
-        .route("/api/v1/sinks/{name}/rejected", get(rejected))
         .route("/api/v1/sinks/{name}/rejected/redrive", post(redrive))
         .route("/api/v1/sinks/{name}/rejected/drop", post(discard))
         .with_state(keeper)

@@ -26,7 +26,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::control::{Reply, ask};
 use crate::keeper::{StoreKeeper, everything};
 
-/// How long an answer may take.
+/// How long an answer may take: longer than the gateway gives a change of the store.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// How long reading or writing the whole store may take.
 const MAINTENANCE_MAX: Duration = Duration::from_mins(10);

@@ -35,6 +35,11 @@ pub fn run(path: &Path, levels: Levels) -> u8 {
         tracing::warn!(error, "the kernel does not keep this process from executing programs");
     }
     heap::keep_small();
+    // Looked at before the configuration, whose SQL is planned on a thread: who has none must not hear
+    // that the configuration is wrong, and is not to be started again.
+    if let Err(error) = room_for_threads(THREADS_BESIDE + compute_threads()) {
+        return fail(format_args!("cannot start threads: {error}{MORE_THREADS}"));
+    }
     let boot = match boot(path, &ProcessEnvironment) {
         Ok(boot) => boot,
         Err(problems) => {
@@ -50,7 +55,7 @@ pub fn run(path: &Path, levels: Levels) -> u8 {
     heap::give_back();
     let threads = match Threads::start() {
         Ok(threads) => threads,
-        Err(error) => return fail(format_args!("cannot start threads: {error}")),
+        Err(error) => return fail(format_args!("cannot start threads: {error}{MORE_THREADS}")),
     };
     let code = threads.io.block_on(serve(path, boot, levels, threads.crews()));
     threads.end();
@@ -105,6 +110,31 @@ impl Threads {
         self.io.shutdown_background();
     }
 }
+
+/// Threads that there are beside those on which streams compute: [`Threads::io`], [`Threads::poll`], two
+/// of the store, one that plans SQL and one for calls that block.
+const THREADS_BESIDE: usize = 7;
+
+const MORE_THREADS: &str = "\n  hint: permit more of them (`TasksMax=` of its service, `pids.max` of its \
+                            control group, `ulimit -u`) or more memory";
+
+/// Whether so many threads can be there at once. Tokio panics where one of its own cannot start, and may
+/// wait for ever for the others then.
+fn room_for_threads(count: usize) -> std::io::Result<()> {
+    std::thread::scope(|scope| {
+        let mut ends = Vec::new();
+        for _ in 0..count {
+            let (end, ended) = std::sync::mpsc::sync_channel::<()>(0);
+            let thread = std::thread::Builder::new().stack_size(PROBE_STACK);
+            thread.spawn_scoped(scope, move || ended.recv())?;
+            ends.push(end);
+        }
+        Ok(())
+    })
+}
+
+/// Bytes of the stack of a thread that only waits.
+const PROBE_STACK: usize = 64 << 10;
 
 /// Threads on which streams compute.
 fn compute_threads() -> usize {
