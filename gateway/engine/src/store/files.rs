@@ -1,7 +1,6 @@
 //! The files of an open store: ring, shelves, and the tree that holds the checkpoint.
 
 use std::io;
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use redb::{
@@ -83,9 +82,8 @@ pub(super) fn verify_tree(disk: &dyn Disk, cache_bytes: usize, name: &str) -> Re
 pub(super) enum Broken {
     /// As it lies in the file. Closing a [`Database`] would write over its pages.
     AsItIs(ReadOnlyDatabase),
-    /// As redb repairs it over a layer, or where it could not be opened for reading only. Closing it could
-    /// panic twice at once, so what it cached is given up.
-    Repaired(ManuallyDrop<Database>),
+    /// As redb repairs it over a layer, or where it could not be opened for reading only.
+    Repaired(Repaired),
     /// Its pages are sound, and records are not.
     Sound(Database),
 }
@@ -99,8 +97,12 @@ impl Broken {
         // One that was not closed needs repair, which this refuses.
         let opened = contained(|| Ok(builder.open_read_only_with_backend(layer()?)?));
         let opened = opened.map(Broken::AsItIs).or_else(|_| {
-            let repaired = contained(|| Ok(builder.create_with_backend(layer()?)?));
-            repaired.map(|tree| Broken::Repaired(ManuallyDrop::new(tree)))
+            contained(|| {
+                let layer = layer()?;
+                // Nothing is cached, so that each read asks the layer: see `Repaired`.
+                let tree = builder.set_cache_size(0).create_with_backend(layer.clone())?;
+                Ok(Broken::Repaired(Repaired { tree: Some(tree), layer }))
+            })
         });
         opened
             .inspect_err(|trouble| tracing::error!(reason = trouble.text(), "it cannot be read"))
@@ -111,9 +113,33 @@ impl Broken {
     pub(super) fn records(&self) -> Result<ReadRecords, Trouble> {
         contained(|| match self {
             Broken::AsItIs(tree) => Ok(tree.begin_read()?.open_table(RECORDS)?),
-            Broken::Repaired(tree) => records(tree),
+            Broken::Repaired(Repaired { tree, .. }) => match tree {
+                Some(tree) => records(tree),
+                None => Err(Trouble::Io("it is being closed".to_owned())),
+            },
             Broken::Sound(tree) => records(tree),
         })
+    }
+}
+
+/// A damaged tree over a layer. Closing it as it is could panic twice at once, over pages that redb would change
+/// for it. So the layer lets go of everything first, and a read fails: redb then closes without a look at a page.
+pub(super) struct Repaired {
+    tree: Option<Database>,
+    layer: Layer,
+}
+
+impl Drop for Repaired {
+    fn drop(&mut self) {
+        self.layer.let_go();
+        let Some(tree) = self.tree.take() else { return };
+        if contained(|| records(&tree)).is_ok() {
+            // It would look at pages.
+            tracing::debug!("what the broken file had in memory is given up");
+            std::mem::forget(tree);
+        } else if !drop_contained(tree) {
+            tracing::debug!("the broken file did not close cleanly");
+        }
     }
 }
 

@@ -201,6 +201,13 @@ impl Layer {
         Layer(Arc::new(Mutex::new(Blocks { below, length, written: BTreeMap::new() })))
     }
 
+    /// Closes the file below and gives up what was written: of an empty file every read fails.
+    pub(super) fn let_go(&self) {
+        let nothing = Blocks { below: None, length: 0, written: BTreeMap::new() };
+        let gone = std::mem::replace(&mut *lock(&self.0), nothing);
+        drop(gone);
+    }
+
     fn append(&self, bytes: &[u8]) -> io::Result<()> {
         let mut blocks = lock(&self.0);
         let end = blocks.length;
