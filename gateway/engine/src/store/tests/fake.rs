@@ -251,6 +251,11 @@ impl FakeDisk {
         inner.durable.remove(name);
     }
 
+    /// Others that hold the disk, such as files that are open.
+    pub(super) fn holders(&self) -> usize {
+        Arc::strong_count(&self.inner) - 1
+    }
+
     /// Syncs of files whose names begin so.
     pub(super) fn syncs(&self, beginning: &str) -> u64 {
         let inner = self.inner.lock().unwrap();

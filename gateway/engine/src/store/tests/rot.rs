@@ -330,6 +330,7 @@ async fn flipped(disk: &FakeDisk, bit: &Bit) {
     judge_states(&store, &recovery, &run).await;
     put(&store, "b", 20..21).await;
     store.close().await.unwrap();
+    assert_eq!(disk.holders(), 0, "{run}: files stay open");
     let (store, again) = open_with(disk, &options, layout()).unwrap();
     assert_eq!(again.progress_lost, Vec::<String>::new(), "{run}: told once");
     assert_eq!(count_right_rows(&store, &run).await, rows + 1, "{run}: again");
