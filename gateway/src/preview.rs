@@ -224,7 +224,12 @@ impl Planned {
                 }
                 if read.is_empty() {
                     // What was accepted last is readable with the next commit.
-                    if self.taps.is_empty() || Instant::now() > patience {
+                    if self.taps.is_empty() {
+                        break;
+                    }
+                    if Instant::now() > patience {
+                        let (rows, name) = (end - from, &table.name);
+                        summary.notes.push(format!("{rows} rows of {name} are not durable yet"));
                         break;
                     }
                     tokio::time::sleep(LOOK_EVERY).await;
