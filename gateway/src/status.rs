@@ -336,6 +336,8 @@ impl GatewayStatus {
             dropped: hops::dropped(&backlog),
             rejected: backlog.rejected,
             letters: backlog.letters,
+            letter_bytes: backlog.letter_bytes,
+            letters_dropped: backlog.letters_dropped,
             gaps: backlog.gaps,
             lanes: backlog.lanes.map(store::lanes),
             last_error: last_error(&sink.health, sink.stats.as_deref()),

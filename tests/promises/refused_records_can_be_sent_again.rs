@@ -110,3 +110,53 @@ fn p12_with_its_reason_under_its_id() {
     }
     assert_eq!(rows.len(), 29);
 }
+
+/// The newest of 40 are kept, in an eighth of the 64 KiB that may wait; the others are counted, over a kill
+/// too, and in the ledger all of them are refused and nothing else.
+#[test]
+fn p12_the_newest_of_them_with_a_count_of_those_that_gave_way() {
+    let scratch = Scratch::new("many-letters");
+    let broker = Broker::start(&scratch, "");
+    let config = config(&scratch, broker.port, "256B")
+        .replace("{ name: cloud, driver", "{ name: cloud, store: { max_bytes: 64KiB }, driver");
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_up();
+    let mut client = Client::connect(broker.port, "near-side").expect("a broker");
+    for n in 1..=40 {
+        let message = format!("{{\"n\": {n}, \"text\": \"{}\"}}", "x".repeat(300));
+        client.publish("in", message.as_bytes()).expect("a broker");
+    }
+    gateway.wait_status("all of them to be refused", secs(10), |status| {
+        (count(status, "sinks", "cloud", "rejected") == 40).then_some(())
+    });
+    let status = gateway.status();
+    let of = |status: &Value, key: &str| count(status, "sinks", "cloud", key);
+    let (kept, bytes) = (of(&status, "letters"), of(&status, "letter_bytes"));
+    let gone = of(&status, "letters_dropped");
+    assert_eq!(kept + gone, 40);
+    // Each has some 300 bytes of record and less than 400 of reason and header.
+    assert!(bytes <= 8 << 10 && bytes > (8 << 10) - 700, "{kept} letters of {bytes} bytes");
+    let hop = part(&status["ledger"], "sinks", "cloud");
+    assert_eq!(
+        (&hop["results"], &hop["rejected"], &hop["dropped"]),
+        (&40.into(), &40.into(), &serde_json::json!({}))
+    );
+
+    gateway.kill();
+    let mut gateway = Gateway::start(&scratch, &config);
+    let status = gateway.status();
+    let found = ["rejected", "letters", "letters_dropped"].map(|key| of(&status, key));
+    assert_eq!(found, [40, kept, gone], "after a kill");
+    let numbers: Vec<_> = letters(&scratch)
+        .iter()
+        .map(|letter| {
+            let body = letter["body"].as_str().expect("the record");
+            serde_json::from_str::<Value>(body).expect("JSON")["n"].as_u64().expect("n")
+        })
+        .collect();
+    assert_eq!(numbers, (gone + 1..=40).collect::<Vec<_>>());
+    let shown = rejected(&scratch, &["ls", "cloud"]);
+    let last = format!("{gone} older ones are not kept any more");
+    assert_eq!(shown.stdout.lines().last(), Some(last.as_str()), "{shown:?}");
+    assert_eq!(gateway.stop().code, Some(0));
+}

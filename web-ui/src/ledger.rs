@@ -74,7 +74,7 @@ pub struct SinkHop {
     pub buffered: u64,
     /// Records given up, by reason.
     pub dropped: BTreeMap<String, u64>,
-    /// Records that the far side refused, kept as dead letters.
+    /// Records that the far side refused, whether they are still kept as dead letters or not.
     pub rejected: u64,
 }
 

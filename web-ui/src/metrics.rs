@@ -262,14 +262,19 @@ fn sinks(page: &mut Page, status: &Status) {
     driver_counters(page, "sink", counted);
 }
 
-const SINK_COUNTERS: [Plain<crate::SinkStatus>; 4] = [
+const SINK_COUNTERS: [Plain<crate::SinkStatus>; 5] = [
     ("tidegate_sink_delivered_records_total", "Records that the far side took.", |s| s.delivered),
     ("tidegate_sink_replayed_records_total", "Of these, records that had waited.", |s| s.replayed),
     ("tidegate_sink_rejected_records_total", "Records that the far side refused.", |s| s.rejected),
+    (
+        "tidegate_sink_dropped_dead_letters_total",
+        "Refused records that are not kept any more, because newer ones came or the store was full.",
+        |s| s.letters_dropped,
+    ),
     ("tidegate_sink_restarts_total", "Times the sink's part was restarted.", |s| s.restarts),
 ];
 
-const SINK_GAUGES: [Plain<crate::SinkStatus>; 6] = [
+const SINK_GAUGES: [Plain<crate::SinkStatus>; 7] = [
     ("tidegate_sink_paused", "1 while nothing is delivered on request, else 0.", |s| {
         u64::from(s.paused)
     }),
@@ -277,6 +282,7 @@ const SINK_GAUGES: [Plain<crate::SinkStatus>; 6] = [
         1 + u64::from(s.lanes.is_some())
     }),
     ("tidegate_sink_dead_letters", "Refused records that are kept.", |s| s.letters),
+    ("tidegate_sink_dead_letter_bytes", "Their bytes.", |s| s.letter_bytes),
     ("tidegate_sink_gap_notices", "Notices of missing records that wait.", |s| s.gaps),
     ("tidegate_sink_buffered_records", "Records that wait for the sink.", |s| s.buffered_records),
     ("tidegate_sink_buffered_bytes", "Bytes that wait for the sink.", |s| s.buffered_bytes),

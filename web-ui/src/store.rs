@@ -176,6 +176,10 @@ pub struct SinkContents {
     pub rejected: u64,
     /// Of these, records that are kept as dead letters.
     pub letters: u64,
+    /// Bytes of dead letters.
+    pub letter_bytes: u64,
+    /// Dead letters that gave way to newer ones, or because the store was full, ever.
+    pub letters_dropped: u64,
     /// Nothing is delivered until somebody resumes it.
     pub paused: bool,
     /// The backlog and live records are delivered beside each other.

@@ -55,7 +55,8 @@ impl SinkDriver {
 #[serde(deny_unknown_fields)]
 #[schemars(transform = with_ttl)]
 pub struct SinkStore {
-    /// Bytes of records that may wait.
+    /// Bytes of records that may wait. Records that the far side refused take at most an eighth as much
+    /// besides, and 1,000 of them are kept: the oldest give way.
     #[serde(default = "default_max_bytes")]
     pub max_bytes: Bytes,
     /// Age at which a waiting record is dropped and counted; left out, never. `ttl` is another word

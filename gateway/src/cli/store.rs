@@ -299,7 +299,11 @@ pub fn rejected(command: RejectedCommand) -> u8 {
     match command {
         RejectedCommand::Ls { sink, limit, store, json } => looking(&store.store, async |keeper| {
             let rejected = keeper.rejected(sink.to_string(), limit).await;
-            shown(rejected, json.json, |rejected| show::rejected(rejected))
+            let code = shown(rejected, json.json, |rejected| show::rejected(rejected));
+            if code != 0 || json.json {
+                return code;
+            }
+            shown(keeper.contents().await, false, |all| show::not_kept(all, &sink.to_string()))
         }),
         RejectedCommand::Redrive { which, store } => with(&store.store, async |keeper| {
             let (sink, letters) = (which.sink.to_string(), letters(&which));

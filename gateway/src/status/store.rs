@@ -124,6 +124,8 @@ fn sink(name: &str, backlog: &Backlog, claimed: Option<bool>) -> web::SinkConten
         dropped: hops::dropped(backlog),
         rejected: backlog.rejected,
         letters: backlog.letters,
+        letter_bytes: backlog.letter_bytes,
+        letters_dropped: backlog.letters_dropped,
         paused: backlog.paused,
         lanes: backlog.lanes.map(lanes),
         claimed,

@@ -197,6 +197,8 @@ fn sink() -> SinkStatus {
         dropped: counts([("max_bytes", 3)]),
         rejected: 3,
         letters: 1,
+        letter_bytes: 640,
+        letters_dropped: 2,
         gaps: 1,
         lanes: Some(SinkLanes { split: 10, live: 12 }),
         ..SinkStatus::default()

@@ -93,7 +93,8 @@ pub struct TableLayout {
 pub struct SinkLayout {
     /// The sink's configured name, which is its identity.
     pub name: Arc<str>,
-    /// Bytes of waiting rows at most; a row counts its body and 4 bytes.
+    /// Bytes of waiting rows at most; a row counts its body and 4 bytes. Dead letters take an eighth as
+    /// much at most, besides, and those of all sinks together an eighth of the store.
     pub max_bytes: u64,
     /// Age at most, counted from `created`, applied by [`Store::expire`](super::Store::expire).
     pub max_age_us: Option<i64>,
@@ -107,7 +108,8 @@ pub struct SinkLayout {
 
 /// What gives way when an outbox, or the whole store, is full.
 ///
-/// When the store reaches `max_bytes` the `DropOldest` sink that holds most loses its oldest rows;
+/// When the store reaches `max_bytes` dead letters go, the oldest of the sink that has most; where
+/// there are none the `DropOldest` sink that holds most loses its oldest rows;
 /// where no such sink holds any, new rows of `DropNewest` sinks are dropped, `Block` sinks make
 /// their submitters wait, and last the log that holds most loses its oldest rows. Drops are
 /// counted and durable.
@@ -312,6 +314,11 @@ pub struct Backlog {
     pub gaps: u64,
     /// Dead letters that are kept.
     pub letters: u64,
+    /// Their bytes, reasons and headers included.
+    pub letter_bytes: u64,
+    /// Dead letters that gave way to newer ones, or because the store was full. As records they are in
+    /// `rejected`, and nowhere else.
+    pub letters_dropped: u64,
     /// Where the backlog ends and live records begin, while there are two lanes.
     pub lanes: Option<Lanes>,
     /// Nothing is delivered until somebody resumes the sink.

@@ -15,6 +15,7 @@ use super::border::{
 };
 use super::damage::Trouble;
 use super::format::row_bytes;
+use super::letters;
 use super::outbox;
 use super::state::State;
 use super::states::Spoiled;
@@ -449,6 +450,7 @@ impl Shared {
             Some(lanes) => marked.min(lanes.split).max(state.cursor),
             None => marked.min(state.next - 1).max(state.cursor),
         };
+        let count = |key: String| view.state.counts.get(&*key).copied().unwrap_or(0);
         let passed = (settled - state.cursor).saturating_sub(state.front.len() as u64);
         let records = state.records().saturating_sub(passed);
         Backlog {
@@ -457,13 +459,15 @@ impl Shared {
             oldest_created: state.head_created.filter(|_| records > 0),
             delivered: state.delivered + (state.records() - records),
             dropped: state.dropped,
-            no_room: view.state.counts.get(&*outbox::no_room(sink)).copied().unwrap_or(0),
+            no_room: count(outbox::no_room(sink)),
             expired: state.expired,
             rejected: state.rejected,
             lost: state.lost,
             redriven: state.redriven,
             gaps: state.gaps,
             letters: state.letters,
+            letter_bytes: state.letter_bytes,
+            letters_dropped: count(letters::dropped(sink)),
             lanes: state.lanes,
             paused: state.paused,
         }

@@ -60,7 +60,9 @@ pub(super) struct Transaction<'a> {
 impl Transaction<'_> {
     /// Applies the work in the order that frees room first.
     pub(super) fn apply(&mut self, work: &Work) {
+        let mut gone = letters::Gone::new();
         self.settle(work);
+        letters::bound(self.book, self.state, self.layout, self.max_bytes, &mut gone);
         for pending in &work.commits {
             for (name, more) in &pending.commit.counts {
                 let count = self.state.counts.entry(name.clone()).or_default();
@@ -72,7 +74,18 @@ impl Transaction<'_> {
         self.append_outboxes(work);
         self.append_logs(work);
         self.trim_logs();
-        self.bound_store();
+        self.bound_store(&mut gone);
+        self.count_letters(gone);
+    }
+
+    /// Counts the dead letters that gave way, and says so once for each sink.
+    fn count_letters(&mut self, gone: letters::Gone) {
+        for (sink, letters) in gone {
+            let count = self.state.counts.entry(letters::dropped(&sink).into()).or_default();
+            *count = count.saturating_add(letters);
+            let ever = *count;
+            tracing::warn!(%sink, letters, ever, "the oldest refused records are not kept any more");
+        }
     }
 
     /// Takes up of which starts there are rows without a time, and what is known of these.
@@ -235,8 +248,8 @@ impl Transaction<'_> {
             let Some(parts) = by_sink.get(&*sink.name) else {
                 continue;
             };
-            let free = (self.max_bytes + droppable(self.state, self.layout))
-                .saturating_sub(self.state.held_bytes());
+            let most = self.max_bytes.saturating_add(droppable(self.state, self.layout));
+            let free = most.saturating_sub(self.state.held_bytes());
             let state = self.state.sinks.entry(sink.name.clone()).or_default();
             let room = (sink.when_full == WhenFull::DropNewest).then(|| Room {
                 records: sink
@@ -300,32 +313,33 @@ impl Transaction<'_> {
         }
     }
 
-    /// Holds the store's own bound; see [`WhenFull`].
-    fn bound_store(&mut self) {
+    /// Holds the store's own bound; see [`WhenFull`]. No waiting row gives way for a dead letter.
+    fn bound_store(&mut self, gone: &mut letters::Gone) {
+        let gives = GivesWay { is_pinned: false, logs: true };
         loop {
             let over = self.state.held_bytes().saturating_sub(self.max_bytes);
-            if over == 0 || !self.give_way(over, GivesWay { is_pinned: false, logs: true }) {
+            let gave = over > 0
+                && (self.drop_excess_log()
+                    || letters::give_way(self.book, self.state, self.layout, over, gone)
+                    || self.give_way(over, gives));
+            if !gave {
                 return;
             }
         }
     }
 
     /// Drops at most `over` bytes where the policies allow it: of one sink, or one piece of a log.
-    /// `false` when nothing is left to drop.
+    /// `false` when nothing is left to drop. Dead letters stay: a full disk gets no room from them,
+    /// because the tree that they lie in keeps its length.
     pub(super) fn give_way(
         &mut self,
         over: u64,
         GivesWay { is_pinned, logs: may }: GivesWay,
     ) -> bool {
-        // Logs have what the sinks' own bounds leave of the store, or a quarter of it. Beyond that
-        // they give way first: a stream that cannot go on does not evict other streams' results.
-        let layout = self.layout;
-        let sinks_max: u64 = layout.sinks.iter().map(|sink| sink.max_bytes).sum();
-        let logs_max = self.max_bytes.saturating_sub(sinks_max).max(self.max_bytes / 4);
-        let logs: u64 = self.state.tables.values().map(|table| table.bytes).sum();
-        if may && logs > logs_max && self.drop_log() {
+        if may && self.drop_excess_log() {
             return true;
         }
+        let layout = self.layout;
         // Sinks that no layout names go before all others.
         let gives = |name: &Arc<str>| match layout.sinks.iter().find(|sink| sink.name == *name) {
             Some(sink) if sink.when_full == WhenFull::DropOldest => Some(sink.priority),
@@ -346,6 +360,16 @@ impl Transaction<'_> {
             return true;
         }
         may && !is_pinned && self.drop_log()
+    }
+
+    /// Drops a piece of a log where all logs have more than what the sinks' own bounds leave of the store,
+    /// or a quarter of it. That gives way first: a stream that cannot go on does not evict other
+    /// streams' results.
+    fn drop_excess_log(&mut self) -> bool {
+        let sinks_max: u64 = self.layout.sinks.iter().map(|sink| sink.max_bytes).sum();
+        let logs_max = self.max_bytes.saturating_sub(sinks_max).max(self.max_bytes / 4);
+        let logs: u64 = self.state.tables.values().map(|table| table.bytes).sum();
+        logs > logs_max && self.drop_log()
     }
 
     /// Drops the oldest rows of the largest log; false where there is nothing to drop.

@@ -161,11 +161,12 @@ pub(super) fn answer<T>(reply: oneshot::Sender<T>, value: T) {
     drop(reply.send(value));
 }
 
-/// Bytes of outboxes that may be dropped for room: those of `DropOldest` sinks, and of sinks that
-/// the layout does not name.
+/// Bytes that may be dropped for room: those of dead letters, and in the outboxes of `DropOldest` sinks
+/// and of sinks that the layout does not name.
 pub(super) fn droppable(state: &State, layout: &Layout) -> u64 {
     let kept = |name: &Arc<str>| {
         layout.sinks.iter().any(|s| s.name == *name && s.when_full != WhenFull::DropOldest)
     };
-    state.sinks.iter().filter(|(name, _)| !kept(name)).map(|(_, sink)| sink.bytes).sum()
+    let sinks = state.sinks.iter();
+    sinks.map(|(name, sink)| sink.letter_bytes + if kept(name) { 0 } else { sink.bytes }).sum()
 }

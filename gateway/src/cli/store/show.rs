@@ -114,13 +114,24 @@ fn sinks(sinks: &[SinkContents]) {
                 sink.delivered.to_string(),
                 dropped.to_string(),
                 sink.letters.to_string(),
+                sink.letters_dropped.to_string(),
                 sink.gaps.to_string(),
                 state.collect::<Vec<_>>().join(", "),
             ]
         })
         .collect();
-    let heads =
-        ["SINK", "WAITING", "BYTES", "OLDEST", "DELIVERED", "DROPPED", "REFUSED", "GAPS", ""];
+    let heads = [
+        "SINK",
+        "WAITING",
+        "BYTES",
+        "OLDEST",
+        "DELIVERED",
+        "DROPPED",
+        "REFUSED",
+        "NOT KEPT",
+        "GAPS",
+        "",
+    ];
     table(heads, &rows);
 }
 
@@ -233,4 +244,12 @@ pub(super) fn rejected(rejected: &[RejectedRecord]) {
         })
         .collect();
     table(["POSITION", "EPOCH/STREAM/SEQ", "CREATED", "REASON", "RECORD"], &rows);
+}
+
+/// What `rejected ls` cannot show: how many refused records of a sink gave way to newer ones.
+pub(super) fn not_kept(contents: &StoreContents, sink: &str) {
+    let gone = contents.sinks.iter().find(|of| of.name == sink).map_or(0, |of| of.letters_dropped);
+    if gone > 0 {
+        say!("{gone} older ones are not kept any more");
+    }
 }

@@ -136,7 +136,8 @@ async fn dead_letters_are_bounded() {
     let letters = store.rejected("a", 5_000).await.unwrap();
     assert_eq!(letters.len(), 1_000);
     assert_eq!((letters[0].row.position, letters[999].row.position), (4, 1_003));
-    assert_eq!(store.backlog("a").rejected, 1_003);
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.rejected, backlog.letters, backlog.letters_dropped), (1_003, 1_000, 3));
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ mod faults;
 mod flow;
 mod keeping;
 mod kill;
+mod letters;
 mod looking;
 mod medium;
 mod relayout;
