@@ -125,7 +125,7 @@ fn drop_unacknowledged(bodies: &mut Vec<Body>, commit: u64, whole: bool) -> bool
     };
     let end = first + bodies.iter().skip(first).take_while(is_there).count();
     if let Some((_, header, _)) = bodies.get(end) {
-        tracing::info!(from = header.sequence, "the last frames are not whole: never acknowledged");
+        tracing::info!(from = header.sequence, "frames from here on are passed over");
     }
     let torn = end < bodies.len();
     bodies.truncate(end);
