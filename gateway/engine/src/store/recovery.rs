@@ -27,7 +27,7 @@ use super::files::{Broken, Files, RING_NEW, TREE, TREE_NEW, open_tree, records, 
 use super::format::{FORMAT, FORMAT_REDB_ALONE, FORMAT_USUAL, Kind, NAME_BYTES_MAX, key};
 use super::identity::IDENTITY;
 use super::load::{Loaded, load};
-use super::reconcile::{count_missing, is_needed, prune, rebuild, unclaimed};
+use super::reconcile::{count_missing, is_needed, prune, rebuild, take_in, unclaimed};
 use super::replay::{Replayed, replay};
 use super::ring::{self, BLOCK};
 use super::shelf::Shelves;
@@ -297,6 +297,9 @@ impl Opening<'_> {
         replayed: &Replayed,
     ) -> Result<(), StoreError> {
         let rebuilt = rebuild(book, state, self.layout);
+        if replayed.broken > 0 {
+            take_in(book, state);
+        }
         prune(book, state);
         for (key, value) in &replayed.suspects {
             if is_needed(book, state, key) {
