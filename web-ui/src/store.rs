@@ -76,6 +76,10 @@ pub struct RecoveryStatus {
     /// The end of the ring was gone: what was stored last may be lost, and nobody can tell how much.
     #[serde(default)]
     pub newest_lost: bool,
+    /// The last frame was not whole: a crash cut it off before it was promised, or it is damaged. Records have a
+    /// new epoch.
+    #[serde(default)]
+    pub newest_torn: bool,
     /// The format that it came from, where that was an older one.
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.

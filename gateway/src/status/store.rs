@@ -55,6 +55,7 @@ pub fn store_status(stats: StoreStats, recovery: &Recovery) -> web::StoreStatus 
             salvaged: recovery.salvaged,
             copied: recovery.copied,
             newest_lost: recovery.newest_lost,
+            newest_torn: recovery.newest_torn,
             upgraded_from: recovery.upgraded_from,
             corrupt_records: recovery.corrupt_records,
             progress_lost: recovery.progress_lost.clone(),

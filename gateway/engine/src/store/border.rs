@@ -413,6 +413,9 @@ pub struct Recovery {
     pub copied: bool,
     /// The end of the ring was gone: what was stored last may be lost, and nobody can tell how much.
     pub newest_lost: bool,
+    /// The last frame was not whole: a crash cut it off before it was promised, or it is damaged; nobody can tell.
+    /// The epoch has grown, so that no id repeats.
+    pub newest_torn: bool,
     /// The store came from an older format.
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.

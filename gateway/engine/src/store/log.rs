@@ -11,7 +11,7 @@ use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
 
-use super::book::{Book, Side};
+use super::book::{Book, Queue, Side};
 use super::border::LogRows;
 use super::damage::Trouble;
 use super::format::Kind;
@@ -225,6 +225,13 @@ pub(super) fn decode(schemas: &Schemas, body: &[u8]) -> Option<(Option<Stamps>, 
     let (number, _) = row_count(rows)?;
     let (_, schema) = schemas.iter().find(|(known, _)| *known == number)?;
     Some((stamps_of(rows), decode_rows(schema, rows)?))
+}
+
+/// Takes in what lies behind the last row that is known: the record that would tell of it is damaged.
+pub(super) fn take_in(queue: &Queue, state: &mut TableState) {
+    let behind = queue.pieces.iter().filter(|piece| piece.first >= state.end);
+    state.bytes += behind.map(|piece| u64::from(piece.length)).sum::<u64>();
+    state.end = state.end.max(queue.end());
 }
 
 /// The state of a log as its pieces tell it, where its own record is lost; `passed` is the highest

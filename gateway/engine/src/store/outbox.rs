@@ -428,6 +428,23 @@ pub(super) fn read(
     (rows, looked_at - 1)
 }
 
+/// Takes in what lies behind the last row that is known: the record that would tell of it is damaged.
+pub(super) fn take_in(book: &mut Book, sink: &str, state: &mut SinkState) {
+    let Some(end) = book.outboxes.get(sink).map(Queue::end).filter(|end| *end > state.next) else {
+        return;
+    };
+    let from = state.next;
+    for_each_piece(book, sink, from, |rows| {
+        for row in rows.unwrap_or_default().iter().filter(|row| row.position >= from) {
+            state.head_created.get_or_insert(row.created);
+            state.bytes += weight(row);
+            state.gaps += u64::from(row.gap.is_some());
+        }
+        ControlFlow::Continue(())
+    });
+    state.next = end;
+}
+
 /// The state of an outbox as its rows tell it, where its own record is lost. What was settled
 /// before is forgotten; no row is.
 pub(super) fn rebuild(book: &mut Book, sink: &str) -> SinkState {

@@ -32,6 +32,18 @@ pub(super) fn prune(book: &mut Book, state: &State) {
     }
 }
 
+/// Takes in rows of which no record tells, because the one that did is in a damaged frame.
+pub(super) fn take_in(book: &mut Book, state: &mut State) {
+    for (name, sink) in &mut state.sinks {
+        outbox::take_in(book, name, sink);
+    }
+    for (name, table) in &mut state.tables {
+        if let Some(queue) = book.logs.get(name) {
+            log::take_in(queue, table);
+        }
+    }
+}
+
 /// Whether the rows of a broken entry are still needed, as far as its key tells. Rows that were
 /// folded lie on a shelf, and their frame's place was free to be written again.
 pub(super) fn is_needed(book: &Book, state: &State, key: &[u8]) -> bool {

@@ -27,7 +27,7 @@ use super::files::{Broken, Files, RING_NEW, TREE, TREE_NEW, open_tree, records, 
 use super::format::{FORMAT, FORMAT_REDB_ALONE, FORMAT_USUAL, Kind, NAME_BYTES_MAX, key};
 use super::identity::IDENTITY;
 use super::load::{Loaded, load};
-use super::reconcile::{count_missing, is_needed, prune, rebuild, unclaimed};
+use super::reconcile::{count_missing, is_needed, prune, rebuild, take_in, unclaimed};
 use super::replay::{Replayed, replay};
 use super::ring::{self, BLOCK};
 use super::shelf::Shelves;
@@ -297,6 +297,9 @@ impl Opening<'_> {
         replayed: &Replayed,
     ) -> Result<(), StoreError> {
         let rebuilt = rebuild(book, state, self.layout);
+        if replayed.broken > 0 {
+            take_in(book, state);
+        }
         prune(book, state);
         for (key, value) in &replayed.suspects {
             if is_needed(book, state, key) {
@@ -327,7 +330,10 @@ impl Opening<'_> {
             tracing::error!(epoch, "progress may be lost: new epoch");
         } else if asked || judgement.copied {
             state.meta.epoch = self.next_epoch(state.meta.epoch)?;
+        } else if replayed.torn {
+            self.doubt_newest(state);
         }
+        self.recovery.newest_torn = replayed.torn;
         if judgement.copied {
             let epoch = state.meta.epoch;
             tracing::warn!(epoch, "the store's files are a copy that was put here: new epoch");
@@ -378,6 +384,19 @@ impl Opening<'_> {
             book.damage.records += u64::from(state.progress.remove(stream).is_some());
         }
         lost
+    }
+
+    /// The last frame is not whole. A crash cut it off before anybody was told of it; or it was told, its
+    /// results went out, and it rotted since: nobody can tell. So no number of it is given twice. The first
+    /// frame says the new epoch, which needs no room on the disk.
+    fn doubt_newest(&self, state: &mut State) {
+        let known = state.meta.epoch;
+        state.meta.epoch = self.next_epoch(known).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the new epoch is noted with the first commit");
+            self.options.epoch_hint.max(known.saturating_add(1))
+        });
+        let epoch = state.meta.epoch;
+        tracing::warn!(epoch, "the last frame is not whole: never promised, or damaged; new epoch");
     }
 
     /// Takes an epoch above every one that this folder has seen, and notes it durably first.

@@ -46,6 +46,7 @@ pub(super) fn replay(
 ) -> Replayed {
     let mut replayed = Replayed::default();
     let mut bodies = in_order(book, found, commit, state.meta.run);
+    find_damaged(book, &mut bodies);
     replayed.torn = drop_unacknowledged(&mut bodies, commit, whole);
     let last = bodies.last().map_or(0, |(_, header, _)| header.sequence);
     replayed.ends_early = !whole && last < commit && state.meta.tail <= commit;
@@ -104,6 +105,47 @@ fn in_order(book: &Book, mut found: Vec<(u64, Header)>, commit: u64, run: u32) -
     bodies
 }
 
+/// Puts in the frames of which only the header is damaged: one that is missing behind another lies behind it,
+/// or at the beginning of the ring.
+fn find_damaged(book: &Book, bodies: &mut Vec<Body>) {
+    let mut found = Vec::new();
+    for (index, (offset, header, _)) in bodies.iter().enumerate() {
+        let (sequence, end) = (header.sequence + 1, offset + header.frame_bytes());
+        let next = bodies.get(index + 1);
+        if next.is_none_or(|(_, next, _)| next.sequence == sequence + 1) {
+            let next = next.map(|(offset, _, _)| *offset);
+            let at = |offset| damaged(book, offset, next, sequence, header);
+            found.extend(at(end).or_else(|| at(0)));
+        }
+    }
+    bodies.append(&mut found);
+    bodies.sort_by_key(|(_, header, _)| header.sequence);
+}
+
+/// The frame behind `before` of which the header at `offset` is damaged; the next one is at `next`.
+fn damaged(
+    book: &Book,
+    offset: u64,
+    next: Option<u64>,
+    sequence: u64,
+    before: &Header,
+) -> Option<Body> {
+    let end = next.filter(|next| *next > offset).unwrap_or(book.files.ring_length);
+    let room = u32::try_from(end.checked_sub(offset + HEADER as u64)?).ok()?;
+    let mut bytes = [0; HEADER];
+    book.files.ring.read(offset, &mut bytes).ok()?;
+    let told = Header::damaged(&bytes, before.ring, sequence)?;
+    tracing::warn!(sequence, "the header of a frame is damaged");
+    let Header { ring, run, .. } = *before;
+    let header = Header { sequence, ring, run, length: told.length.min(room), ..told };
+    if read(book, offset, &header).is_some() {
+        return Some((offset, header, true));
+    }
+    // Where it ends is what may be damaged.
+    let length = if next.is_some() { room } else { header.length };
+    Some((offset, Header { length, ..header }, false))
+}
+
 /// Takes out what was never acknowledged: of the frames that were synced together last, the first one
 /// that is not whole and those behind it. True where there was one.
 fn drop_unacknowledged(bodies: &mut Vec<Body>, commit: u64, whole: bool) -> bool {
@@ -125,7 +167,7 @@ fn drop_unacknowledged(bodies: &mut Vec<Body>, commit: u64, whole: bool) -> bool
     };
     let end = first + bodies.iter().skip(first).take_while(is_there).count();
     if let Some((_, header, _)) = bodies.get(end) {
-        tracing::info!(from = header.sequence, "the last frames are not whole: never acknowledged");
+        tracing::info!(from = header.sequence, "frames from here on are passed over");
     }
     let torn = end < bodies.len();
     bodies.truncate(end);
@@ -185,24 +227,54 @@ fn take_frame(
     }
     let bytes = read_all(book, offset, header).unwrap_or_default();
     let mut at = HEADER;
-    while let Some(entry) = bytes.get(at..).and_then(Entry::take) {
-        let taken = entry
-            .body()
-            .and_then(|body| take_entry(book, state, &entry, body, at, sequence > commit));
-        if taken.is_none() {
-            bad.push((entry.key.to_vec(), entry.value.to_vec()));
-        }
-        at += entry.length;
+    if bytes.is_empty() {
+        bad.push((sequence.to_le_bytes().to_vec(), Vec::new()));
     }
-    if at < bytes.len() || bytes.is_empty() {
-        let rest = bytes.get(at..).unwrap_or_default();
-        bad.push((sequence.to_le_bytes().to_vec(), rest.to_vec()));
+    // Behind the last entry of a frame whose length nobody knows is what fills its last block.
+    let end = if intact { bytes.len() } else { padded_from(&bytes, HEADER) };
+    while at < end {
+        let entry = Entry::take(&bytes[at..]);
+        let taken = entry.as_ref().and_then(|entry| {
+            let body = entry.body()?;
+            take_entry(book, state, entry, body, at, sequence > commit)
+        });
+        let next = match &entry {
+            Some(entry) if taken.is_some() => at + entry.length,
+            entry => next_entry(&bytes, at, entry.as_ref()),
+        };
+        if taken.is_none() {
+            // As it was written, but for what fails; or bytes of which nobody knows what they were.
+            let whole = entry.filter(|entry| at + entry.length == next);
+            bad.push(whole.map_or_else(
+                || (sequence.to_le_bytes().to_vec(), bytes[at..next].to_vec()),
+                |entry| (entry.key.to_vec(), entry.value.to_vec()),
+            ));
+        }
+        at = next;
     }
     let (live, length) = (std::mem::take(&mut book.draft_live), header.frame_bytes());
     book.head = offset + length;
     let (offset, memory) = (Some(offset), None);
     book.frames.push_back(Frame { sequence, offset, length, live, moved: false, memory });
     book.sequence = sequence + 1;
+}
+
+/// Where the zeros at the end begin, not before `from`: of a whole entry one may belong to it.
+fn padded_from(bytes: &[u8], from: usize) -> usize {
+    bytes.iter().rposition(|byte| *byte != 0).map_or(from, |last| (last + 1).max(from))
+}
+
+/// Where the entry behind a bad one begins: where its lengths say, or, should these be what is bad, at the next
+/// place where there is one that passes its check.
+fn next_entry(bytes: &[u8], at: usize, bad: Option<&Entry<'_>>) -> usize {
+    let is_entry = |at: usize| {
+        let entry = bytes.get(at..).and_then(Entry::take);
+        entry.is_some_and(|entry| split_key(entry.key).is_some() && entry.body().is_some())
+    };
+    let told = bad.map(|entry| at + entry.length);
+    told.filter(|end| *end == bytes.len() || is_entry(*end))
+        .or_else(|| (at + 1..bytes.len()).find(|at| is_entry(*at)))
+        .unwrap_or(bytes.len())
 }
 
 fn take_entry(

@@ -39,7 +39,7 @@ pub(super) struct Header {
     pub(super) ahead: u8,
     /// Bytes of the body.
     pub(super) length: u32,
-    crc: u32,
+    pub(super) crc: u32,
 }
 
 /// The highest number of a process; from then on all have it.
@@ -104,10 +104,30 @@ impl Header {
         if reader.u32()? != MAGIC || reader.u32()? != crc32fast::hash(reader.0) {
             return None;
         }
+        Header::fields(&mut reader)
+    }
+
+    fn fields(reader: &mut Reader<'_>) -> Option<Header> {
         let (crc, length) = (reader.u32()?, reader.u32()?);
         let (sequence, ring, last) = (reader.u64()?, reader.u64()?, reader.u32()?);
         let (run, ahead) = (last & RUN_MAX, u8::try_from(last >> 24).ok()?);
         Some(Header { sequence, ring, run, ahead, length, crc })
+    }
+
+    /// Reads what was the header of frame `sequence` of a ring and fails its check: magic, ring and sequence
+    /// are right, so that anything else may be wrong; or all is right with these in their place.
+    pub(super) fn damaged(bytes: &[u8; HEADER], ring: u64, sequence: u64) -> Option<Header> {
+        if Header::read(bytes).is_some() {
+            return None;
+        }
+        let mut mended = *bytes;
+        mended[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        mended[16..24].copy_from_slice(&sequence.to_le_bytes());
+        mended[24..32].copy_from_slice(&ring.to_le_bytes());
+        if mended == *bytes {
+            return Header::fields(&mut Reader(&bytes[8..]));
+        }
+        Header::read(&mended)
     }
 
     /// Whether a body is the one that the header was written for.
@@ -252,10 +272,14 @@ mod tests {
         let ahead = Header::read(&frame).unwrap();
         assert_eq!(ahead, Header { ahead: 200, ..header });
         assert!(header.fits(b"body") && !header.fits(b"bodx") && !header.fits(b"bod"));
+        assert_eq!(Header::damaged(frame.first_chunk().unwrap(), 9, 7), None);
         for bit in 0..HEADER * 8 {
             let mut bad = frame.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Header::read(&bad), None, "bit {bit}");
+            let bad = bad.first_chunk().unwrap();
+            assert!(Header::damaged(bad, 9, 7).is_some(), "bit {bit}");
+            assert_eq!(Header::damaged(bad, 9, 8), None, "bit {bit}");
         }
     }
 }

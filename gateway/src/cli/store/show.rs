@@ -187,6 +187,10 @@ fn figures(contents: &StoreContents) {
     if recovery.newest_lost {
         tell("what was stored last", "may be lost: the end of the ring was gone".to_owned());
     }
+    if recovery.newest_torn {
+        let told = "was not whole: never promised, or damaged; new records have a new epoch";
+        tell("the last frame", told.to_owned());
+    }
     if !recovery.progress_lost.is_empty() {
         tell("streams that began anew", recovery.progress_lost.join(", "));
     }

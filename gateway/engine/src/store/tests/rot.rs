@@ -276,10 +276,8 @@ fn f05_a_flipped_bit_anywhere_gives_no_wrong_value_and_an_exact_count() {
     let images = images.concat();
     let mut bits: Vec<Bit> = Vec::new();
     for (index, image) in images.iter().enumerate() {
-        // Of a store that was not closed, the last frame may be one that was never promised.
-        let is_judged =
-            |name: &String| !name.ends_with("reserve") && (index % 2 == 0 || name != RING);
-        let names: Vec<_> = image.names().into_iter().filter(is_judged).collect();
+        let names: Vec<_> =
+            image.names().into_iter().filter(|name| !name.ends_with("reserve")).collect();
         assert_eq!(names.iter().any(|name| name.contains("shelf")), index >= 2);
         for name in names {
             // Most of a ring and of a tree is empty: aim at what is written.
@@ -325,9 +323,21 @@ async fn flipped(disk: &FakeDisk, bit: &Bit) {
     let rows = count_right_rows(&store, &run).await;
     let stats = store.stats();
     assert!(!stats.failed && !recovery.created, "{run}");
-    assert_eq!((rows + told, told), (ROWS, stats.corrupt_rows), "{run}: {recovery:?} {stats:?}");
-    assert!(name != TREE || rows == ROWS, "{run}: the tree is an index");
-    judge_states(&store, &recovery, &run).await;
+    if recovery.newest_torn {
+        // The last frame of a store that was not closed may be one that was never promised: nobody can count
+        // what was in it, and no id of it may come again. Four rows that it says are delivered wait again.
+        let epoch = store.epoch();
+        assert!(name == RING && image % 2 == 1 && epoch > 7, "{run}, {epoch}: {recovery:?}");
+        assert!(rows + told <= ROWS + 4 && told == stats.corrupt_rows, "{run}: {recovery:?}");
+    } else {
+        assert_eq!(
+            (rows + told, told),
+            (ROWS, stats.corrupt_rows),
+            "{run}: {recovery:?} {stats:?}"
+        );
+        assert!(name != TREE || rows == ROWS, "{run}: the tree is an index");
+        judge_states(&store, &recovery, &run).await;
+    }
     put(&store, "b", 20..21).await;
     store.close().await.unwrap();
     assert_eq!(disk.holders(), 0, "{run}: files stay open");
