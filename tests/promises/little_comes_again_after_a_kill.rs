@@ -64,7 +64,6 @@ fn f01_p11_a_backlog_does_not_begin_anew_with_each_start() {
         gateway.kill();
     }
     let mut gateway = Gateway::start(&scratch, &draining);
-    far_side.look(|all| assert!(number(all.last().expect("one")) < BACKLOG, "killed too late"));
     gateway.wait_drained(secs(60));
     assert_eq!(gateway.stop().code, Some(0));
 
@@ -74,6 +73,7 @@ fn f01_p11_a_backlog_does_not_begin_anew_with_each_start() {
     assert!(records.iter().any(|record| number(record) >= BACKLOG));
     let again = again(&records);
     say(format_args!("P11: {kills} kills, came again {again:?}"));
+    assert!(!again.is_empty(), "each kill came when all was out");
     assert!(again.len() as u64 <= kills, "{again:?}");
     assert!(again.iter().all(|again| *again <= again_max(DELIVER_ROWS)), "{again:?}");
 }
