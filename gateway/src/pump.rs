@@ -31,6 +31,7 @@ use crate::backoff::{Backoff, seed};
 use crate::progress::Pulse;
 use crate::supervisor::{Exit, Part, Said};
 
+use lane::Suspicion;
 pub use outbox::SinkOutbox;
 pub use queue::{Plan, Queue};
 use queue::{Side, Turn};
@@ -56,6 +57,9 @@ pub struct Asked {
     /// says; none inside: as many as the far side takes.
     pub rate: Option<Option<f64>>,
 }
+
+/// Why a record is set aside that was never refused.
+const ENDED_AGAIN: &str = "the connection ended with it again and again, and not without it";
 
 /// A sink and what it needs.
 pub struct Pump {
@@ -137,7 +141,6 @@ impl Pump {
         tracing::info!(sink = &*self.name, "connected");
         let mut now = *asked.borrow_and_update();
         self.queue.begin(now.rate.unwrap_or(self.rate), Instant::now());
-        self.queue.lane(Side::Main).refusals = 0;
         loop {
             if now.paused {
                 tracing::info!(sink = &*self.name, "paused");
@@ -197,8 +200,7 @@ impl Pump {
         let backlog_end = self.queue.backlog_end();
         let waited = |row: &OutboxRow| row.position <= backlog_end;
         let lane = self.queue.lane(turn.side);
-        let suspicion = lane.suspicion;
-        let sent = suspicion.range(lane.rows(), turn.rows);
+        let sent = lane.range(turn.rows);
         let rows = lane.rows()[sent.clone()].iter();
         let payloads: Vec<Payload> =
             rows.map(|row| self.writer.payload(row, waited(row))).collect();
@@ -216,26 +218,27 @@ impl Pump {
         let gone = if fault.is_none() { count } else { payloads.len() };
         let old = rest[..gone].iter().filter(|row| waited(row)).count();
         self.queue.learn(turn, count, old, took);
+        let is_probe = sent.start > 0;
         if let Some(last) = last {
-            if sent.start > 0 {
-                let reason = "the connection ended with it again and again, and not without it";
-                self.set_aside(turn.side, first, reason);
-            }
             self.count(&taken);
-            let lane = self.queue.lane(turn.side);
-            (lane.suspicion, lane.refusals) = Default::default();
-            self.queue.delivered(turn.side, last);
+            if is_probe {
+                self.queue.lane(turn.side).suspicion.passed_behind(last);
+            } else {
+                let suspicion = std::mem::take(&mut self.queue.lane(turn.side).suspicion);
+                self.queue.delivered(turn.side, last);
+                self.settle_behind(turn.side, first, &suspicion);
+            }
         }
         match (fault, refused) {
             (None, _) => Ok(count > 0),
             (Some(Fault::Refused(reason)), Some(row)) => {
                 self.north.stats().set_error(Some(reason.clone()));
-                self.refused(turn.side, row, &reason);
+                self.refused(turn.side, row, &reason, is_probe);
                 Ok(count > 0)
             }
             (Some(fault), _) => {
-                if count == 0 {
-                    self.queue.lane(turn.side).suspicion.ended_with(first.position);
+                if count == 0 && self.queue.lane(turn.side).suspicion.ended_with(first.position) {
+                    self.set_head_aside(turn.side, first, ENDED_AGAIN);
                 }
                 Err(fault)
             }
@@ -249,13 +252,45 @@ impl Pump {
         add(&self.counts.replayed, taken.replayed);
     }
 
-    /// The far side said no to the record at the head of a lane.
-    fn refused(&mut self, side: Side, row: Told, reason: &str) {
+    /// The far side said no to the record at the head of a lane, or to the `probe` behind one that
+    /// ends connections: that one is remembered until the head is settled.
+    fn refused(&mut self, side: Side, row: Told, reason: &str, probe: bool) {
         let lane = self.queue.lane(side);
-        lane.refusals += 1;
-        if lane.refusals >= self.refusals_max {
-            lane.refusals = 0;
-            self.set_aside(side, row, reason);
+        if lane.refusals.again(row.position) < self.refusals_max {
+            return;
+        }
+        if probe {
+            lane.suspicion.refused_behind(row.position, reason);
+        } else {
+            self.set_head_aside(side, row, reason);
+        }
+    }
+
+    /// Sets the record at the head aside, and settles what was found out about those behind it.
+    fn set_head_aside(&mut self, side: Side, head: Told, reason: &str) {
+        let suspicion = std::mem::take(&mut self.queue.lane(side).suspicion);
+        self.set_aside(side, head, reason);
+        self.settle_behind(side, head, &suspicion);
+    }
+
+    /// The head being settled, settles the one behind it that was taken before, and those between
+    /// them, each of which was refused.
+    fn settle_behind(&mut self, side: Side, head: Told, suspicion: &Suspicion) {
+        let Some(passed) = suspicion.passed(head.position) else {
+            return;
+        };
+        let lane = self.queue.lane(side);
+        let behind = lane.held_upto(passed);
+        let behind: Vec<Told> = lane.rows()[..behind].iter().map(Told::of).collect();
+        for row in behind {
+            if row.position == passed {
+                self.queue.delivered(side, passed);
+            } else if let Some(reason) = suspicion.refusal(row.position) {
+                self.set_aside(side, row, reason);
+            } else {
+                // Nothing is known of it: it goes its way, and what is behind it once more.
+                return;
+            }
         }
     }
 

@@ -3,7 +3,8 @@
 //! gateway that is killed now and then.
 //!
 //! What went in came out, or was dropped by a bound and counted: of the sink without a bound
-//! everything, in order; of the one with a bound everything that it does not count as dropped. And of
+//! everything, in order, and no more of it twice than a lost connection and a kill may cost; of the one
+//! with a bound everything that it does not count as dropped. And of
 //! a stream with windows each window once, with every row that the ledger says it had.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,14 +17,20 @@ use crate::harness::broker::Broker;
 use crate::harness::gate::Gate;
 use crate::harness::gateway::{Gateway, head, part};
 use crate::harness::mqtt::Client;
-use crate::harness::records::{Record, assert_complete, assert_contiguous, repeated};
+use crate::harness::records::{
+    Record, again, again_max, assert_complete, assert_contiguous, repeated,
+};
 use crate::harness::subscriber::Subscriber;
 use crate::harness::{Scratch, say, secs, setting, soak};
+
+/// Records that are handed to a sink at once.
+const DELIVER_ROWS: u64 = 100;
 
 fn config(scratch: &Scratch, source: u16, far: u16) -> String {
     let head = head(scratch);
     format!(
         "{head}
+limits: {{ deliver_rows: {DELIVER_ROWS} }}
 devices:
   - name: feed
     driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{source}\", topics: [ in ], qos: 1, backoff_min: 50ms, backoff_max: 200ms, points: [ {{ name: n, type: i64 }} ] }} }}
@@ -161,6 +168,11 @@ fn a52_in_is_out_and_counted_drops() {
     let twice = repeated(&all);
     assert_complete(&all, "n", 1, records);
     assert_contiguous(&all);
+    // A connection that is cut takes along what was in flight, which is no more than what was handed over.
+    let (again, connections) = (again(&all), u64::from(gate.accepted()));
+    assert!(again.iter().all(|again| *again <= again_max(DELIVER_ROWS)), "came again: {again:?}");
+    let most = connections * DELIVER_ROWS + u64::from(kills) * again_max(DELIVER_ROWS);
+    assert!(twice as u64 <= most, "{twice} of at most {most} came again: {again:?}");
     each_window_once(&of_topic(&arrived, "windows"), part(&status["ledger"], "streams", "windows"));
     let put_in = *numbers(&all).last().expect("records");
 

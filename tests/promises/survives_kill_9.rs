@@ -16,19 +16,22 @@ use crate::harness::broker::Broker;
 use crate::harness::gateway::{Gateway, count, head};
 use crate::harness::mqtt::Client;
 use crate::harness::records::{
-    Record, assert_complete, assert_contiguous, lines, of_stream, repeated,
+    Record, again, again_max, assert_complete, assert_contiguous, lines, of_stream, repeated,
 };
 use crate::harness::subscriber::Subscriber;
 use crate::harness::{Scratch, say, secs, setting, soak, wait_for, wait_until};
 
 /// Size of the windows in milliseconds.
 const WINDOW_MS: i64 = 1_000;
+/// Records that are handed to a sink at once.
+const DELIVER_ROWS: u64 = 100;
 
 fn config(scratch: &Scratch, broker: u16) -> String {
     let (head, file) = (head(scratch), scratch.join("out.jsonl"));
     let file = file.display();
     format!(
         r#"{head}
+limits: {{ deliver_rows: {DELIVER_ROWS} }}
 devices:
   - name: feed
     driver:
@@ -129,9 +132,8 @@ fn first_row(gateway: &mut Gateway, begun: Instant) -> Duration {
 
 /// Starts the gateway and kills it, again and again. Returns how long it took after each kill, of the
 /// gateways that lived for that long, until the first row was read.
-fn kill_often(scratch: &Scratch, config: &str) -> Vec<Duration> {
+fn kill_often(scratch: &Scratch, config: &str, kills: u64) -> Vec<Duration> {
     let seed = setting("TIDEGATE_TEST_SEED", u64::try_from(now_ms()).expect("after 1970")) | 1;
-    let kills = setting("TIDEGATE_TEST_KILLS", 50);
     eprintln!("TIDEGATE_TEST_SEED={seed} TIDEGATE_TEST_KILLS={kills}");
     let mut random = Random(seed);
     let mut starts = Vec::new();
@@ -149,11 +151,14 @@ fn kill_often(scratch: &Scratch, config: &str) -> Vec<Duration> {
     starts
 }
 
-/// What must be true of the records of either sink.
-fn judge(records: &[Record], times: &[i64]) {
+/// What must be true of the records of either sink. Returns how many rows came again, for each time.
+fn judge(records: &[Record], times: &[i64], kills: usize) -> Vec<u64> {
     repeated(records);
     let last = i64::try_from(times.len()).expect("few");
     let rows = of_stream(records, "rows");
+    let again = again(&rows);
+    assert!(again.len() <= kills, "came again, with {kills} kills: {again:?}");
+    assert!(again.iter().all(|again| *again <= again_max(DELIVER_ROWS)), "came again: {again:?}");
     assert_complete(&rows, "n", 0, last);
     assert_contiguous(&rows);
     for row in &rows {
@@ -186,6 +191,7 @@ fn judge(records: &[Record], times: &[i64]) {
         assert_eq!(got, expected, "window {start}: {}", window.text);
     }
     assert_eq!(results.len(), published.len(), "windows that nothing was published in");
+    again
 }
 
 #[test]
@@ -199,12 +205,12 @@ fn f01_nothing_accepted_is_lost_or_altered() {
     let mut gateway = Gateway::start(&scratch, &config);
     gateway.wait_up();
 
-    let ended = AtomicBool::new(false);
+    let (ended, kills) = (AtomicBool::new(false), setting("TIDEGATE_TEST_KILLS", 50));
     let (times, starts) = std::thread::scope(|scope| {
         let publisher = scope.spawn(|| publish(broker.port, &ended));
         let ending = Ending(&ended);
         gateway.kill();
-        let starts = kill_often(&scratch, &config);
+        let starts = kill_often(&scratch, &config, kills);
         drop(ending);
         (publisher.join().expect("the publisher"), starts)
     });
@@ -222,10 +228,13 @@ fn f01_nothing_accepted_is_lost_or_altered() {
     let stopped = gateway.stop();
     assert_eq!(stopped.code, Some(0));
 
-    judge(&far_side.records(), &times);
+    // One more than those at random moments.
+    let kills = usize::try_from(kills).expect("few") + 1;
+    let uplink = judge(&far_side.records(), &times, kills);
     let written =
         wait_for("the file", secs(1), || fs::read_to_string(scratch.join("out.jsonl")).ok());
-    judge(&lines(&written), &times);
+    let disk = judge(&lines(&written), &times, kills);
+    say(format_args!("F1: came again to the broker {uplink:?}, to the file {disk:?}"));
     let slowest = starts.iter().max().expect("a start after a kill");
     say(format_args!(
         "F1: {} messages, {windows} windows; {} starts after a kill, the first row after {slowest:?} at the \

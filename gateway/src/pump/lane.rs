@@ -27,7 +27,7 @@ pub(super) struct Lane {
     /// Whether the record at the head ends connections.
     pub(super) suspicion: Suspicion,
     /// How often the record at the head was refused.
-    pub(super) refusals: u32,
+    pub(super) refusals: Refusals,
     rows: VecDeque<OutboxRow>,
     fetch: Option<BoxFuture<'static, Result<Vec<OutboxRow>, StoreError>>>,
 }
@@ -41,6 +41,11 @@ impl Lane {
     /// The rows that are held, in order.
     pub(super) fn rows(&mut self) -> &[OutboxRow] {
         self.rows.make_contiguous()
+    }
+
+    /// Which of the rows that are held are sent, where `wanted` are to be.
+    pub(super) fn range(&mut self, wanted: usize) -> Range<usize> {
+        self.suspicion.range(self.rows.make_contiguous(), wanted)
     }
 
     /// How many rows are held.
@@ -117,36 +122,96 @@ impl Lane {
     }
 }
 
+/// How often a record was refused. A lost connection in between takes nothing back: the answers were
+/// about the record.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Refusals {
+    position: u64,
+    count: u32,
+}
+
+impl Refusals {
+    /// The record at `position` was refused once more: how often by now. Of another record than before
+    /// it begins anew.
+    pub(super) fn again(&mut self, position: u64) -> u32 {
+        let count = if position == self.position { self.count + 1 } else { 1 };
+        *self = Self { position, count };
+        count
+    }
+}
+
 /// Knows a record with which the connection ends each time, such as one that is too large for a
 /// broker that closes instead of refusing: it must not hold up the sink for ever.
-#[derive(Debug, Clone, Copy, Default)]
+///
+/// A far side that is away, or takes nothing for a while, ends connections as well, and may be back at
+/// any moment. So a record is to blame only where another one was taken in between and the connection
+/// then ended with it once more.
+#[derive(Debug, Clone, Default)]
 pub(super) struct Suspicion {
     position: u64,
     ended: u32,
+    /// Records behind it that were refused for good, and why, in order. They say nothing about
+    /// connections: a driver may have refused them by itself.
+    refused: Vec<(u64, String)>,
+    /// The record behind these that was taken.
+    passed: Option<u64>,
 }
 
 /// Ends after which the head is sent alone, so that no other record can be the reason.
 const ENDED_ALONE: u32 = 3;
-/// Ends after which the record behind the head is tried: if that one passes, it is the head.
+/// Ends after which the record behind the head is tried.
 const ENDED_MAX: u32 = 5;
 
 impl Suspicion {
     /// Which of the records that wait are sent, where `wanted` of them are to be.
-    pub(super) fn range(self, rows: &[OutboxRow], wanted: usize) -> Range<usize> {
+    fn range(&self, rows: &[OutboxRow], wanted: usize) -> Range<usize> {
         match self.ended {
             _ if rows[0].position != self.position => 0..wanted,
             0..ENDED_ALONE => 0..wanted,
-            ENDED_ALONE..ENDED_MAX => 0..1,
-            _ if rows.len() > 1 => 1..2,
+            ENDED_MAX.. if self.passed.is_none() => {
+                let untried = |row: &OutboxRow| self.refusal(row.position).is_none();
+                let behind = rows[1..].iter().position(untried);
+                behind.map_or(0..1, |behind| behind + 1..behind + 2)
+            }
             _ => 0..1,
         }
     }
 
-    /// The connection ended before anything was taken, `position` being at the head. After a
-    /// record behind it fared no better, it is not to blame, and all begins anew.
-    pub(super) fn ended_with(&mut self, position: u64) {
-        let ended = if position == self.position { self.ended + 1 } else { 1 };
-        *self = Self { position, ended: if ended > ENDED_MAX { 0 } else { ended } };
+    /// The connection ended before anything was taken, `position` being at the head. True where that
+    /// record is to blame. After a record behind it fared no better, it is not, and all begins anew.
+    pub(super) fn ended_with(&mut self, position: u64) -> bool {
+        if position != self.position {
+            *self = Self { position, ended: 1, ..Self::default() };
+            return false;
+        }
+        if self.passed.is_none() {
+            self.ended += 1;
+            if self.ended > ENDED_MAX {
+                *self = Self { position, ..Self::default() };
+            }
+        }
+        self.passed.is_some()
+    }
+
+    /// A record behind the head was refused for good.
+    pub(super) fn refused_behind(&mut self, position: u64, reason: &str) {
+        self.refused.push((position, reason.to_owned()));
+    }
+
+    /// A record behind the head was taken: the head is tried again.
+    pub(super) fn passed_behind(&mut self, position: u64) {
+        self.passed = Some(position);
+    }
+
+    /// The record behind `head` that was taken before it.
+    pub(super) fn passed(&self, head: u64) -> Option<u64> {
+        self.passed.filter(|_| head == self.position)
+    }
+
+    /// Why a record behind the head was refused.
+    pub(super) fn refusal(&self, position: u64) -> Option<&str> {
+        let refused = self.refused.iter().find(|(refused, _)| *refused == position);
+        refused.map(|(_, reason)| &**reason)
     }
 }
 
@@ -162,7 +227,7 @@ mod tests {
         let mut sent = Vec::new();
         for _ in 0..7 {
             sent.push(suspicion.range(&waiting, 10));
-            suspicion.ended_with(7);
+            assert!(!suspicion.ended_with(7));
         }
         let all = 0..10;
         // Three times all, twice alone, once the next one: a broker that closes on everything
@@ -175,12 +240,12 @@ mod tests {
     fn another_head_is_another_record() {
         let mut suspicion = Suspicion::default();
         for _ in 0..5 {
-            suspicion.ended_with(7);
+            assert!(!suspicion.ended_with(7));
         }
         assert_eq!(suspicion.range(&rows(7, 3), 3), 1..2);
         assert_eq!(suspicion.range(&rows(7, 1), 1), 0..1);
         assert_eq!(suspicion.range(&rows(8, 3), 3), 0..3);
-        suspicion.ended_with(8);
+        assert!(!suspicion.ended_with(8));
         assert_eq!(suspicion.range(&rows(8, 3), 3), 0..3);
     }
 }

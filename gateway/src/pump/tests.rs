@@ -1,5 +1,6 @@
 //! The pump on time that stands still: rates, shares, order, pauses, and what goes wrong in a lane.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -366,14 +367,33 @@ async fn a_rate_that_is_asked_for_ends_with_its_backlog() {
     trial.stop().await;
 }
 
+/// How often the far side was asked to take each record.
+type Attempts = Arc<Mutex<BTreeMap<u64, u32>>>;
+
+/// A far side that answers by the record and by how many attempts there were to deliver it, this one
+/// among them; and these.
+fn counted(
+    mut answer: impl FnMut(u64, u32) -> Option<Fault> + Send + 'static,
+) -> (Attempts, Box<dyn FnMut(u64) -> Option<Fault> + Send>) {
+    let attempts = Attempts::default();
+    let counts = attempts.clone();
+    let counting = move |position| {
+        let mut counts = counts.lock().unwrap();
+        let count = counts.entry(position).or_default();
+        *count += 1;
+        answer(position, *count)
+    };
+    (attempts, Box::new(counting))
+}
+
 #[tokio::test(start_paused = true)]
 async fn p12_a_refused_record_is_set_aside_in_its_lane_alone() {
     let plan = Plan { share: Some(0.5), ..Plan::default() };
-    let no =
-        |position| (position == 7 || position == 4_010).then(|| Fault::Refused("no".to_owned()));
+    let (attempts, answer) = counted(|position, _| {
+        (position == 7 || position == 4_010).then(|| Fault::Refused("no".to_owned()))
+    });
     let takes = (Duration::ZERO, MS);
-    let setting =
-        Setting { waiting: 4_000, plan, takes, answer: Box::new(no), ..Setting::default() };
+    let setting = Setting { waiting: 4_000, plan, takes, answer, ..Setting::default() };
     let trial = Trial::start(setting);
     trial.live(100, SECOND).await;
     sleep(30 * SECOND).await;
@@ -381,6 +401,8 @@ async fn p12_a_refused_record_is_set_aside_in_its_lane_alone() {
     assert_eq!(rejected.len(), 2);
     assert!(rejected.contains(&7) && rejected.contains(&4_010), "{rejected:?}");
     assert_eq!(trial.count(), 4_098, "all others, once");
+    let attempts = |position| attempts.lock().unwrap()[&position];
+    assert_eq!([attempts(6), attempts(7), attempts(8), attempts(4_010)], [1, 3, 1, 3]);
     trial.assert_settled(4_100);
     trial.stop().await;
 }
@@ -397,6 +419,66 @@ async fn a42_a_record_that_ends_connections_holds_up_its_lane_only_for_a_while()
     assert_eq!(trial.memory.state().rejected.len(), 1);
     assert_eq!(trial.count(), 4_099);
     trial.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn f17_refusals_of_a_record_count_over_lost_connections() {
+    // It is refused, and the connection ends with the next attempt: three refusals in three connections.
+    let (attempts, answer) = counted(|position, attempt| {
+        (position == 3).then(|| match attempt % 2 {
+            1 => Fault::Refused("no".to_owned()),
+            _ => Fault::Link("closed".to_owned()),
+        })
+    });
+    let trial = Trial::start(Setting { waiting: 10, answer, ..Setting::default() });
+    sleep(1_000 * SECOND).await;
+    assert_eq!(trial.memory.state().rejected, [(3, "no".to_owned())]);
+    assert_eq!(attempts.lock().unwrap()[&3], 5);
+    assert_eq!(trial.connects.lock().unwrap().len(), 3);
+    assert_eq!(trial.positions(), [1, 2, 4, 5, 6, 7, 8, 9, 10]);
+    trial.stop().await;
+}
+
+/// A record behind the one that ends connections was refused three times, and the one at the head
+/// counted as delivered with it: it was gone.
+#[tokio::test(start_paused = true)]
+async fn a42_a_refused_record_behind_one_that_ends_connections_settles_only_itself() {
+    let (attempts, answer) = counted(|position, _| match position {
+        1 => Some(Fault::Link("closed".to_owned())),
+        2 => Some(Fault::Refused("no".to_owned())),
+        _ => None,
+    });
+    let trial = Trial::start(Setting { waiting: 10, answer, ..Setting::default() });
+    sleep(1_000 * SECOND).await;
+    let rejected = trial.memory.state().rejected.clone();
+    assert_eq!(rejected, [(1, super::ENDED_AGAIN.to_owned()), (2, "no".to_owned())]);
+    // Five times first, and once more after the third one had passed.
+    let attempts = |position| attempts.lock().unwrap()[&position];
+    assert_eq!([attempts(1), attempts(2), attempts(3)], [6, 3, 1]);
+    assert_eq!(trial.positions(), [3, 4, 5, 6, 7, 8, 9, 10]);
+    trial.assert_settled(10);
+    trial.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a45_a_far_side_that_took_nothing_for_a_while_blames_no_record() {
+    // It is back at any attempt, also when the record behind the head is tried.
+    for ends in 1..=13 {
+        let mut ended = 0;
+        let answer = move |_| {
+            ended += 1;
+            (ended <= ends).then(|| Fault::Link("no answer".to_owned()))
+        };
+        let answer = Box::new(answer);
+        let trial = Trial::start(Setting { waiting: 10, answer, ..Setting::default() });
+        sleep(2_000 * SECOND).await;
+        assert!(trial.memory.state().rejected.is_empty(), "after {ends}");
+        let mut arrived = trial.positions();
+        arrived.sort_unstable();
+        assert_eq!(arrived, (1..=10).collect::<Vec<_>>(), "each once, after {ends}");
+        trial.assert_settled(10);
+        trial.stop().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

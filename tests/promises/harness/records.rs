@@ -130,6 +130,28 @@ pub(crate) fn repeated(records: &[Record]) -> usize {
     repeated
 }
 
+/// Records of one stream that come again after a kill -9 at most, from a sink without lanes that is
+/// handed `deliver_rows` at once: 1,000 deliveries make its cursor durable, so that 999 were marked before
+/// the last of those that were; that one, and one that was under way while the cursor was written.
+pub(crate) fn again_max(deliver_rows: u64) -> u64 {
+    999 + 2 * deliver_rows
+}
+
+/// How many records came again, for each time that the far side heard an earlier one than before:
+/// there its sender has begun anew. The records are of one stream.
+pub(crate) fn again(records: &[Record]) -> Vec<u64> {
+    let (mut highest, mut last) = (None, None);
+    let mut again = Vec::new();
+    for number in records.iter().map(|record| record.id_parts().3) {
+        if let Some(highest) = highest.filter(|_| last >= Some(number)) {
+            again.push(highest + 1 - number);
+        }
+        highest = highest.max(Some(number));
+        last = Some(number);
+    }
+    again
+}
+
 /// The values of a column in the order of their first arrival.
 pub(crate) fn first_arrivals(records: &[Record], column: &str) -> Vec<i64> {
     let mut seen = BTreeSet::new();
@@ -184,4 +206,14 @@ fn times_are_read_as_date_writes_them() {
     // `date -u -d @1541152486 --iso-8601=ns`, and the day after a leap day.
     assert_eq!(micros("2018-11-02T09:54:46.000000Z"), 1_541_152_486_000_000);
     assert_eq!(micros("2024-03-01T00:00:00.000001Z"), 1_709_251_200_000_001);
+}
+
+#[test]
+fn what_comes_again_is_counted_from_the_highest() {
+    let records: Vec<_> = [1, 2, 3, 2, 3, 4, 5, 3, 3, 6]
+        .iter()
+        .map(|n| Record::new("", format!("{{\"_id\": \"gw/7/s/{n}\"}}").as_bytes()))
+        .collect();
+    // Back to 2 at 3: two again. Back to 3 at 5: three, and once more.
+    assert_eq!(again(&records), [2, 3, 3]);
 }

@@ -288,7 +288,8 @@ impl Store {
     }
 
     /// Says that the far side has taken every row up to `upto`. Cheap; durable with the next
-    /// commit or flush. Positions that are already settled change nothing.
+    /// commit or flush, and 1,000 rows of a sink that are not yet durably delivered make a commit due.
+    /// Positions that are already settled change nothing.
     pub fn delivered(&self, sink: &str, upto: u64) {
         self.shared.delivered(sink, upto, false);
     }

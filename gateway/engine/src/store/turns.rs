@@ -1,9 +1,11 @@
 //! When the store's thread is woken, and what it gets then.
 //!
-//! A commit is due when somebody waits for it, when much has come, or when a flush or the close says so.
+//! A commit is due when somebody waits for it, when much has come or was delivered, or when a flush or the
+//! close says so.
 //! The thread is woken only for what it wants at present: a call of the system for each commit would
 //! cost more than the commit. Knows no file.
 
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use super::damage::Trouble;
@@ -12,6 +14,11 @@ use super::work::{Ask, Work};
 
 /// Refusals that wait at most before they make a commit due.
 const REJECTS_MAX: usize = 256;
+
+/// Rows that a sink may have delivered since its last durable cursor before they make a commit due: after
+/// a crash they come again. No window of a sink's own, which may be 1: a sync for each delivery would
+/// cost more than a few records that come twice.
+const DELIVERED_MAX: u64 = 1_000;
 
 /// Whether commits stay in the queue, so that only what frees room is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +73,25 @@ impl Shared {
             || !inbox.work.orders.is_empty()
             || (inbox.blocked > 0
                 && !(inbox.work.delivered.is_empty() && inbox.work.delivered_live.is_empty()))
+            || self.is_far_ahead(&inbox.work)
+    }
+
+    /// Whether a sink has delivered much that is not durably so. Compared with what can be seen of the
+    /// store: marks that are being committed do not count again.
+    fn is_far_ahead(&self, work: &Work) -> bool {
+        let Work { delivered, delivered_live, .. } = work;
+        if delivered.is_empty() && delivered_live.is_empty() {
+            return false;
+        }
+        let state = self.state();
+        delivered.keys().chain(delivered_live.keys()).any(|name| {
+            state.sinks.get(name).is_some_and(|sink| {
+                let mark = |marks: &BTreeMap<_, u64>| marks.get(name).copied().unwrap_or(0);
+                let live = sink.lanes.map_or(sink.cursor, |lanes| lanes.live);
+                let beyond = mark(delivered).saturating_sub(sink.cursor);
+                beyond.saturating_add(mark(delivered_live).saturating_sub(live)) >= DELIVERED_MAX
+            })
+        })
     }
 
     /// Says how the writing of a frame ended.

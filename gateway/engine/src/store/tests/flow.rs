@@ -248,6 +248,61 @@ async fn nothing_is_written_when_nothing_happened() {
     assert_eq!(store.stats().bytes_written, written);
 }
 
+/// After a crash comes again what was delivered since the last durable cursor: a thousand records and what
+/// is handed over at once, not all that `commit_every` has room for.
+#[tokio::test]
+async fn f01_a_thousand_deliveries_make_a_commit_due() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..5_000).await;
+    put(&store, "b", 0..5_000).await;
+    // What is marked for the two sinks; how many commits there are then, and where the cursors stand. In
+    // the second step `b` has not enough for a commit, and goes with that of `a`. 1,500 at once are one.
+    let steps: [(u64, u64, u64, (u64, u64)); 7] = [
+        (999, 999, 2, (0, 0)),
+        (1_000, 999, 3, (1_000, 999)),
+        (1_999, 1_998, 3, (1_000, 999)),
+        (1_999, 1_999, 4, (1_999, 1_999)),
+        (2_998, 1_999, 4, (1_999, 1_999)),
+        (4_498, 1_999, 5, (4_498, 1_999)),
+        (5_000, 1_999, 5, (4_498, 1_999)),
+    ];
+    for (a, b, commits, cursors) in steps {
+        store.delivered("a", a);
+        store.delivered("b", b);
+        answered(&store).await;
+        assert_eq!(store.stats().commits, commits, "after {a} of a and {b} of b");
+        assert_eq!((store.cursor("a"), store.cursor("b")), cursors);
+    }
+    let before = disk.operations();
+    answered(&store).await;
+    assert_eq!(disk.operations(), before, "nothing more is delivered, and nothing is written");
+
+    // What a kill leaves: 502 of `a` come again, and none of `b`, where nothing was delivered since.
+    let left = disk.killed();
+    drop(store);
+    let (store, _) = open(&left).unwrap();
+    assert_eq!((store.cursor("a"), store.cursor("b")), (4_498, 1_999));
+}
+
+#[tokio::test]
+async fn f01_deliveries_of_both_lanes_count_together() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..2_000).await;
+    assert_eq!(store.split("a").await.unwrap().map(|lanes| lanes.split), Some(2_000));
+    put(&store, "a", 2_000..4_000).await;
+    let before = store.stats().commits;
+    store.delivered("a", 600);
+    store.delivered_live("a", 2_399);
+    answered(&store).await;
+    assert_eq!((store.stats().commits, store.cursor("a")), (before, 0), "999 are not enough");
+    store.delivered_live("a", 2_400);
+    answered(&store).await;
+    assert_eq!((store.stats().commits, store.cursor("a")), (before + 1, 600));
+    assert_eq!(store.lanes("a").map(|lanes| lanes.live), Some(2_400));
+}
+
 /// A53: one record a write and a sync each took 1,700 of them a second elsewhere.
 #[tokio::test]
 async fn a53_one_commit_serves_many_and_bytes_make_it_due() {
