@@ -14,6 +14,7 @@ use tidegate_config::{Name, Rate};
 use tidegate_web_ui::{Exportable, Letters, Refusal, ReplayRate};
 
 use super::FAILURE;
+use super::check::fail;
 use super::keeper::{looking, refuse, reopened, with};
 use crate::cli::print::say;
 
@@ -255,10 +256,17 @@ pub fn store(command: StoreCommand) -> u8 {
         }
         StoreCommand::Replay { sink, rate, store, .. } => with(&store.store, async |keeper| {
             let asked = ReplayRate { per_second: rate.map(Rate::per_second) };
-            done(keeper.replay(sink.to_string(), asked).await, || match rate {
+            let code = done(keeper.replay(sink.to_string(), asked).await, || match rate {
                 Some(rate) => say!("what waits for {sink} is delivered at {rate} at most"),
                 None => say!("what waits for {sink} is delivered as fast as it is taken"),
-            })
+            });
+            let contents = if code == 0 { keeper.contents().await.ok() } else { None };
+            let own = contents
+                .and_then(|all| all.sinks.into_iter().find(|own| own.name == sink.to_string()));
+            if own.is_some_and(|own| own.paused) {
+                say!("it is paused: `tidegate sinks resume {sink}` first");
+            }
+            code
         }),
         StoreCommand::Forget { name, stream: true, store } => {
             reopened(&store.store, |options| options.forget_stream = Some(name.as_str().into()))
@@ -289,7 +297,10 @@ pub fn sinks(command: &SinksCommand) -> u8 {
     };
     with(&store.store, async |keeper| {
         done(keeper.pause(name.to_string(), paused).await, || {
-            say!("{name} is {}", if paused { "paused" } else { "not paused" });
+            say!(
+                "{}",
+                if paused { format!("{name} is paused") } else { format!("{name} goes on") }
+            );
         })
     })
 }
@@ -330,7 +341,13 @@ fn letters(which: &Which) -> Letters {
 fn counted(records: u64, which: &Which, done: &str) -> u8 {
     say!("{records} refused records of {} {done}", which.sink);
     let named = which.position.len() as u64;
-    if records < named { FAILURE } else { 0 }
+    if records < named {
+        let (count, sink) = (named - records, &which.sink);
+        return fail(format_args!(
+            "{count} of the positions have no refused record\n  hint: `tidegate rejected ls {sink}` has them"
+        ));
+    }
+    0
 }
 
 /// Prints an answer, or why there is none.

@@ -487,7 +487,7 @@ pub enum StoreError {
         bytes: usize,
     },
     /// The layout names it, so that it cannot be forgotten.
-    #[error("{0} is in the running configuration")]
+    #[error("{0} is in the running configuration; take it out of that first")]
     Claimed(Arc<str>),
     /// The layout knows no such sink or table.
     #[error("the store knows no {0}")]

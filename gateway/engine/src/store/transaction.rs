@@ -199,7 +199,7 @@ impl Transaction<'_> {
             if sink_claimed || table_claimed {
                 return StoreError::Claimed(name.clone());
             }
-            StoreError::Unknown(format!("sink or table {name}"))
+            StoreError::Unknown(format!("sink or table {name} (a stream goes with --stream)"))
         })
     }
 

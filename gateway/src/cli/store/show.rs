@@ -60,12 +60,14 @@ pub(super) fn listed(contents: &StoreContents) {
         || contents.sinks.iter().any(|sink| sink.claimed == Some(false));
     if unclaimed {
         say!("\nunclaimed: the running configuration has no such table or sink. What is kept");
-        say!("comes back with the name; it gives way first where the store is full. To drop it:");
+        say!(
+            "comes back with the name; it gives way first where the store is full. To drop it, with the same --store:"
+        );
         say!("tidegate store forget NAME");
     }
     if contents.streams.iter().any(|stream| stream.claimed == Some(false)) {
         say!(
-            "\nA stream goes on where it was when it comes back. To drop its progress, stop the gateway:"
+            "\nA stream goes on where it was when it comes back. To drop its progress, stop the gateway and give the same --store:"
         );
         say!("tidegate store forget --stream NAME");
     }
