@@ -48,14 +48,6 @@ fn nothing_goes_out_until_somebody_says_so() {
     let paused = sinks(&scratch, "pause", "cloud");
     assert_eq!(paused.code, Some(0), "{paused:?}");
     publish(21, 40);
-    // A rate that nobody sees take effect.
-    let store = scratch.join("store");
-    let store = store.to_str().expect("a path");
-    let told = run(&["store", "replay", "cloud", "--rate", "5/s", "--store", store], secs(10));
-    assert_eq!(told.code, Some(0), "{told:?}");
-    assert!(told.stdout.contains("it is paused: `tidegate sinks resume cloud` first"), "{told:?}");
-    let back = run(&["store", "replay", "cloud", "--unlimited", "--store", store], secs(10));
-    assert_eq!(back.code, Some(0), "{back:?}");
     let waits = |gateway: &mut Gateway, records: u64| {
         gateway.wait_status("records that wait", secs(10), |status| {
             let sink = part(status, "sinks", "cloud");
@@ -77,6 +69,15 @@ fn nothing_goes_out_until_somebody_says_so() {
         (part(status, "sinks", "cloud")["state"] == "up").then_some(())
     });
     assert_eq!(far_side.look(<[_]>::len), 20, "nothing went out");
+
+    // A rate that nobody sees take effect.
+    let store = scratch.join("store");
+    let store = store.to_str().expect("a path");
+    let told = run(&["store", "replay", "cloud", "--rate", "5/s", "--store", store], secs(10));
+    assert_eq!(told.code, Some(0), "{told:?}");
+    assert!(told.stdout.contains("it is paused: `tidegate sinks resume cloud` first"), "{told:?}");
+    let back = run(&["store", "replay", "cloud", "--unlimited", "--store", store], secs(10));
+    assert_eq!(back.code, Some(0), "{back:?}");
 
     let resumed = sinks(&scratch, "resume", "cloud");
     assert_eq!(resumed.code, Some(0), "{resumed:?}");

@@ -243,9 +243,9 @@ fn take_frame(
             entry => next_entry(&bytes, at, entry.as_ref()),
         };
         if taken.is_none() {
-            // As it was written, but for what fails; or bytes of which nobody knows what they were.
-            let whole = entry.filter(|entry| at + entry.length == next);
-            bad.push(whole.map_or_else(
+            // Under its key, should that be readable; else bytes of which nobody knows what they were.
+            let named = entry.filter(|entry| split_key(entry.key).is_some());
+            bad.push(named.map_or_else(
                 || (sequence.to_le_bytes().to_vec(), bytes[at..next].to_vec()),
                 |entry| (entry.key.to_vec(), entry.value.to_vec()),
             ));
@@ -264,16 +264,19 @@ fn padded_from(bytes: &[u8], from: usize) -> usize {
     bytes.iter().rposition(|byte| *byte != 0).map_or(from, |last| (last + 1).max(from))
 }
 
-/// Where the entry behind a bad one begins: where its lengths say, or, should these be what is bad, at the next
-/// place where there is one that passes its check.
+/// Where the entry behind a bad one begins: where its lengths say, if something with a key is there, be it
+/// bad as well; or, should the lengths be what is bad, at the next place where an entry passes its check.
 fn next_entry(bytes: &[u8], at: usize, bad: Option<&Entry<'_>>) -> usize {
-    let is_entry = |at: usize| {
+    let keyed = |at: usize| {
         let entry = bytes.get(at..).and_then(Entry::take);
-        entry.is_some_and(|entry| split_key(entry.key).is_some() && entry.body().is_some())
+        entry.filter(|entry| split_key(entry.key).is_some())
     };
     let told = bad.map(|entry| at + entry.length);
-    told.filter(|end| *end == bytes.len() || is_entry(*end))
-        .or_else(|| (at + 1..bytes.len()).find(|at| is_entry(*at)))
+    told.filter(|end| *end == bytes.len() || keyed(*end).is_some())
+        .or_else(|| {
+            let mut behind = at + 1..bytes.len();
+            behind.find(|at| keyed(*at).is_some_and(|entry| entry.body().is_some()))
+        })
         .unwrap_or(bytes.len())
 }
 
