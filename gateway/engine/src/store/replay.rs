@@ -2,8 +2,8 @@
 //!
 //! Frames are taken in the order of their sequence, wherever they lie. Rows are listed from the first
 //! frame on that is still needed; states count from the first frame that the checkpoint does not
-//! contain. A frame that is not whole was never acknowledged if it is the last one, or was synced
-//! together with it; an earlier one is damage: its entries that pass their own check are taken, the others are counted. Frames that the
+//! contain. A frame that is not whole is passed over if it is the last one, or was synced together with it: nobody
+//! can tell whether it was acknowledged (decision 104); an earlier one is damage: its entries that pass their own check are taken, the others are counted. Frames that the
 //! checkpoint contains may have been let go since, and written over: what is broken there counts only
 //! if its rows are still needed.
 
