@@ -76,6 +76,12 @@ pub fn unrouted(stream: &str) -> Arc<str> {
     format!("stream/{stream}/unrouted").into()
 }
 
+/// The counter of the rows of a stream's tables that were gone before the stream read them: damaged in
+/// the log, given up for want of room, or let go while no such stream was configured.
+pub fn missed(stream: &str) -> Arc<str> {
+    format!("stream/{stream}/missed").into()
+}
+
 /// The counters of the rows of a table that came before the clock was set.
 #[derive(Debug, Clone)]
 pub struct ClockKeys {

@@ -72,6 +72,8 @@ pub struct StreamView {
     pub event_time: EventTime,
     /// The durable counter of results that no route took.
     pub unrouted: Arc<str>,
+    /// The durable counter of rows that were gone before it read them.
+    pub missed: Arc<str>,
     /// Its supervisor's view.
     pub health: Arc<Health>,
     /// What it counts itself.
@@ -317,7 +319,8 @@ impl GatewayStatus {
     }
 
     fn stream(&self, view: &StreamView, now: i64) -> web::StreamStatus {
-        stream(view, now, self.store.count(&view.unrouted))
+        let (missed, unrouted) = (self.store.count(&view.missed), self.store.count(&view.unrouted));
+        web::StreamStatus { missed, unrouted, ..stream(view, now) }
     }
 
     fn sink(&self, sink: &SinkView, now: i64) -> web::SinkStatus {
@@ -431,7 +434,7 @@ fn stopped(stream: &StreamView) -> web::Reason {
     web::Reason { part: format!("stream {}", stream.name), reason: reason.to_owned() }
 }
 
-fn stream(stream: &StreamView, now: i64, unrouted: u64) -> web::StreamStatus {
+fn stream(stream: &StreamView, now: i64) -> web::StreamStatus {
     let engine = stream.engine.borrow().unwrap_or_default();
     web::StreamStatus {
         name: stream.name.clone(),
@@ -468,7 +471,6 @@ fn stream(stream: &StreamView, now: i64, unrouted: u64) -> web::StreamStatus {
         open_rows: engine.open_rows,
         open_windows: engine.open_windows,
         results: engine.results,
-        unrouted,
         watermark: engine.watermark.map(rfc3339),
         watermark_lag_s: engine.watermark.map(|at| seconds(now - at)),
         errors: stream.counts.errors.load(Ordering::Relaxed),
@@ -477,6 +479,7 @@ fn stream(stream: &StreamView, now: i64, unrouted: u64) -> web::StreamStatus {
         plans: stream.counts.plans.load(Ordering::Relaxed),
         queue_len: stream.counts.queue_len.load(Ordering::Relaxed),
         queue_capacity: u64::from(stream.queue_capacity),
+        ..web::StreamStatus::default()
     }
 }
 

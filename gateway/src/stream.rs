@@ -77,6 +77,8 @@ pub struct StreamPart {
     pub routes: Routes,
     /// The durable counter of results that no route took.
     pub unrouted: Arc<str>,
+    /// The durable counter of rows that were gone before it read them.
+    pub missed: Arc<str>,
     /// `gateway/epoch`, the beginning of each record id.
     pub id_prefix: String,
     /// Whether windows that cannot go on with changed SQL are ended by the old one.
@@ -409,6 +411,7 @@ impl StreamPart {
             self.forgive_step(stream, now);
         }
         let before = stream.counts();
+        self.count_missed(stream, &event, commit);
         let effects = tokio::select! {
             effects = stream.apply(event, now) => effects.map_err(|e| e.to_string())?,
             // The stream is thrown away with what it was doing, and built again from the store.

@@ -52,6 +52,7 @@ mod reads_a_foreign_modbus_server;
 mod refused_records_can_be_sent_again;
 mod results_are_durable_at_once;
 mod rows_before_the_clock_is_set_get_their_time;
+mod rows_that_rot_are_counted;
 mod sessions_survive_kill_9;
 mod simulator_serves_a_foreign_client;
 mod status_tells_the_truth;

@@ -348,6 +348,8 @@ pub struct StreamStatus {
     pub failed: u64,
     /// Of these, rows of open windows that were given up, such as after a changed window.
     pub dropped: u64,
+    /// Rows of its tables that were gone before the stream read them.
+    pub missed: u64,
     /// Rows in windows that are still open.
     pub open_rows: u64,
     /// Windows that are still open.

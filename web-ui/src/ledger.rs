@@ -55,6 +55,9 @@ pub struct StreamHop {
     pub dropped: u64,
     /// Rows in windows that are still open.
     pub open: u64,
+    /// Rows of its tables that were gone before the stream read them, damaged in the store or given up
+    /// for want of room; in none of the other counts.
+    pub missed: u64,
     /// Result rows that no route took; they are in no sink's hop.
     pub unrouted: u64,
 }
@@ -133,6 +136,7 @@ mod tests {
             failed: 1,
             dropped: 0,
             open: 1,
+            missed: 4,
             unrouted: 3,
         };
         assert_eq!(stream.unaccounted(), 0);

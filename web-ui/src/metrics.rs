@@ -178,7 +178,7 @@ fn streams(page: &mut Page, status: &Status) {
 /// Name, HELP and value of a family that has one sample for each part.
 type Plain<T> = (&'static str, &'static str, fn(&T) -> u64);
 
-const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 13] = [
+const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 14] = [
     ("tidegate_stream_accepted_rows_total", "Rows that reached the stream.", |s| s.accepted),
     ("tidegate_stream_windowed_rows_total", "Rows in results of closed windows.", |s| s.windowed),
     ("tidegate_stream_late_rows_total", "Rows that came after their window closed.", |s| s.late),
@@ -201,6 +201,11 @@ const STREAM_COUNTERS: [Plain<crate::StreamStatus>; 13] = [
     ("tidegate_stream_dropped_rows_total", "Rows of open windows that were given up.", |s| {
         s.dropped
     }),
+    (
+        "tidegate_stream_missed_rows_total",
+        "Rows of its tables that were gone before the stream read them.",
+        |s| s.missed,
+    ),
     ("tidegate_stream_results_total", "Output rows.", |s| s.results),
     ("tidegate_stream_unrouted_results_total", "Output rows that no route took.", |s| s.unrouted),
     ("tidegate_stream_errors_total", "Windows or batches that the query failed on.", |s| s.errors),

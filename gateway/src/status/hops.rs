@@ -35,12 +35,15 @@ impl Before {
         }
     }
 
+    fn count(&self, key: &Arc<str>) -> u64 {
+        self.counts.get(key).copied().unwrap_or(0)
+    }
+
     fn source(&self, keys: &SourceKeys) -> SourceTotals {
-        let count = |key: &Arc<str>| self.counts.get(key).copied().unwrap_or(0);
         SourceTotals {
-            accepted: count(&keys.accepted),
-            overload: count(&keys.overload),
-            schema: count(&keys.schema),
+            accepted: self.count(&keys.accepted),
+            overload: self.count(&keys.overload),
+            schema: self.count(&keys.schema),
         }
     }
 }
@@ -53,9 +56,11 @@ impl GatewayStatus {
                 .streams
                 .iter()
                 .map(|s| {
-                    let unrouted = self.store.count(&s.unrouted);
                     let now = s.engine.borrow().unwrap_or_default();
-                    stream(&s.name, &now, &Counts::default(), unrouted)
+                    let hop = stream(&s.name, &now, &Counts::default());
+                    let (missed, unrouted) =
+                        (self.store.count(&s.missed), self.store.count(&s.unrouted));
+                    web::StreamHop { missed, unrouted, ..hop }
                 })
                 .collect(),
             sinks: views
@@ -77,9 +82,10 @@ impl GatewayStatus {
                 // It has not taken up its state yet.
                 (None, None) => now,
             };
-            let unrouted = self.store.count(&s.unrouted);
-            let unrouted_before = self.before.counts.get(&s.unrouted).copied().unwrap_or(0);
-            stream(&s.name, &now, &before, unrouted.saturating_sub(unrouted_before))
+            let since =
+                |key: &Arc<str>| self.store.count(key).saturating_sub(self.before.count(key));
+            let (missed, unrouted) = (since(&s.missed), since(&s.unrouted));
+            web::StreamHop { missed, unrouted, ..stream(&s.name, &now, &before) }
         });
         let streams = streams.collect();
         let nothing = Backlog::default();
@@ -146,7 +152,7 @@ impl GatewayStatus {
 /// Looks for two equal counts around a backlog: commits are far apart beside two looks.
 const LOOKS_MAX: u32 = 16;
 
-fn stream(name: &str, now: &Counts, before: &Counts, unrouted: u64) -> web::StreamHop {
+fn stream(name: &str, now: &Counts, before: &Counts) -> web::StreamHop {
     web::StreamHop {
         stream: name.to_owned(),
         carried: before.open_rows,
@@ -158,7 +164,7 @@ fn stream(name: &str, now: &Counts, before: &Counts, unrouted: u64) -> web::Stre
         failed: now.failed.saturating_sub(before.failed),
         dropped: now.dropped.saturating_sub(before.dropped),
         open: now.open_rows,
-        unrouted,
+        ..web::StreamHop::default()
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Promise: what came since is taken in the order of its time between tables, a few rows at a time, so
 //! that windows close while it is read, and hours of one table do not wait in memory for those of
-//! another. Within one table it is the order of the log. Knows no windows.
+//! another. Within one table it is the order of the log. Rows that are not there any more are counted, by
+//! the positions that they leave out. Knows no windows.
 
 use arrow::array::RecordBatch;
 use tidegate_engine::store::Commit;
@@ -98,5 +99,41 @@ impl StreamPart {
             self.submit(stream, commit).await?;
         }
         Ok(reached)
+    }
+
+    /// Counts the rows of its table that are gone before the stream read them, in the commit whose
+    /// progress goes past them: each is counted once, whatever crashes. Rows that are read again after
+    /// a start lie below that progress, so that what is missing of them is no news.
+    pub(super) fn count_missed(&self, stream: &Stream, event: &Event, commit: &mut Commit) {
+        let (Event::Rows { table, position, .. } | Event::Replay { table, position, .. }) = event
+        else {
+            return;
+        };
+        let missed = gone(stream.processed(*table), *position);
+        if missed > 0 {
+            let table = &*self.tables[*table];
+            let words =
+                "rows of its table were gone before it read them: they are counted as missed";
+            tracing::warn!(stream = &*self.name, table, rows = missed, "{words}");
+            commit.counts.push((self.missed.clone(), missed));
+        }
+    }
+}
+
+/// Rows that are gone where a stream that has processed a table up to `processed` is given the one at
+/// `position`. A table that is new to it, or has had no rows, begins wherever its log does.
+fn gone(processed: u64, position: u64) -> u64 {
+    if processed == 0 { 0 } else { position.saturating_sub(processed) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_between_two_rows_is_gone_but_before_the_first_nothing_is_known() {
+        assert_eq!((gone(10, 10), gone(10, 11), gone(10, 4_000)), (0, 1, 3_990));
+        assert_eq!(gone(10, 3), 0, "read again");
+        assert_eq!(gone(0, 5_000), 0, "a new table begins where its log does");
     }
 }

@@ -171,6 +171,7 @@ fn stream() -> StreamStatus {
         dropped: 0,
         open_rows: 8,
         open_windows: 1,
+        missed: 7,
         results: 11,
         unrouted: 4,
         watermark: Some("2026-11-03T06:59:58.250000Z".into()),
@@ -224,6 +225,7 @@ fn ledger() -> Ledger {
             failed: 0,
             dropped: 0,
             open: 8,
+            missed: 7,
             unrouted: 4,
         }],
         sinks: vec![SinkHop {
