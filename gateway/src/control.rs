@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_web_ui::{
-    Answer, Applied, ApplyOutcome, Console, Control, Keeper, LogLevels, LogLevelsWanted, Streams,
+    Answer, Applied, ApplyOutcome, Console, Control, Entrance, Keeper, LogLevels, LogLevelsWanted,
+    Streams,
 };
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::error::TrySendError;
@@ -24,6 +25,8 @@ pub struct Http {
     pub listen: String,
     /// What is shown.
     pub console: Arc<dyn Console>,
+    /// Whether visitors have to wait.
+    pub entrance: Arc<Entrance>,
     /// Ends serving.
     pub stop: CancellationToken,
     /// Told the address once it is bound.
@@ -46,7 +49,8 @@ impl Part for Http {
             self.bound.send_replace(Some(address));
         }
         let router = tidegate_web_ui::router(self.console.clone());
-        tidegate_web_ui::serve_tcp(listener, router, self.stop.clone()).await;
+        let entrance = self.entrance.clone();
+        tidegate_web_ui::serve_tcp(listener, router, entrance, self.stop.clone()).await;
         Exit::Done
     }
 }
@@ -108,6 +112,8 @@ pub struct Socket {
     pub keeper: Arc<dyn Keeper>,
     /// What may be asked of streams.
     pub streams: Arc<dyn Streams>,
+    /// Whether visitors have to wait.
+    pub entrance: Arc<Entrance>,
     /// Ends serving.
     pub stop: CancellationToken,
 }
@@ -124,7 +130,8 @@ impl Part for Socket {
         let (console, desk) = (self.console.clone(), self.desk.clone());
         let (keeper, streams) = (self.keeper.clone(), self.streams.clone());
         let router = tidegate_web_ui::control_router(console, desk, keeper, streams);
-        tidegate_web_ui::serve_unix(listener, router, self.stop.clone()).await;
+        let entrance = self.entrance.clone();
+        tidegate_web_ui::serve_unix(listener, router, entrance, self.stop.clone()).await;
         remove(&path);
         Exit::Done
     }

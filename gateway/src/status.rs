@@ -180,6 +180,8 @@ pub struct GatewayStatus {
     pub wait: Arc<ClockWait>,
     /// The store.
     pub store: Store,
+    /// The ways to the status page and to the control socket.
+    pub entrances: [Arc<web::Entrance>; 2],
     recovery: Recovery,
     boot_id: Option<String>,
     before: Before,
@@ -216,6 +218,7 @@ impl web::Console for GatewayStatus {
                 .chain(alarms(&store, self.store.stats().failed))
                 .chain(views.lookups.iter().filter_map(lookup_alarm))
                 .chain(views.streams.iter().filter(|s| s.stopped).map(stopped))
+                .chain(self.entrances.iter().filter_map(|entrance| entrance.alarm()))
                 .collect(),
             store,
             ledger: self.ledger(&views),
@@ -269,6 +272,7 @@ impl GatewayStatus {
             started_at: tokio::time::Instant::now(),
             clock,
             wait,
+            entrances: ["web", "control socket"].map(|part| Arc::new(web::Entrance::new(part))),
             before: Before::new(&store),
             store,
             recovery,

@@ -2,7 +2,7 @@
 //! files that may not grow, with few threads, and with an address space that ends.
 //!
 //! It does its work within the memory that a small board has. Where it has no file left for another
-//! visitor, the visitor waits and the plant does not. A file that may not grow is a full disk. Where there
+//! visitor, or enough of them already, the visitor waits and the plant does not, and an alarm says why. A file that may not grow is a full disk. Where there
 //! are too few threads to start with, it says so and ends; where there is none more, what runs goes on and
 //! what is new is refused. Where there is no memory to be had, it ends, says why, and has lost nothing.
 
@@ -223,7 +223,54 @@ fn f26_sixty_four_open_files() {
     });
     let status = gateway.status();
     assert_eq!(part(&status["ledger"], "sources", "source")["refused"], serde_json::json!({}));
+    // Who comes in now can see why others could not.
+    let told = alarm(&status, "web").expect("an alarm");
+    assert!(told.contains("Too many open files") && told.contains("LimitNOFILE"), "{told}");
+    assert_waiting_is_logged_once(&gateway);
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
+    assert_eq!(gateway.stop().code, Some(0));
+}
+
+/// What the alarm of a part says, if there is one.
+fn alarm<'a>(status: &'a Value, part: &str) -> Option<&'a str> {
+    let alarms = status["alarms"].as_array().expect("alarms");
+    alarms.iter().find(|alarm| alarm["part"] == part)?["reason"].as_str()
+}
+
+/// However long visitors wait and however many there are.
+fn assert_waiting_is_logged_once(gateway: &Gateway) {
+    let log = gateway.log();
+    let of_page = |line: &&str| line.contains("visitors have to wait") && line.contains("\"web\"");
+    assert_eq!(log.lines().filter(of_page).count(), 1, "{log}");
+}
+
+#[test]
+fn f26_more_visitors_than_connections() {
+    let scratch = Scratch::new("visitors");
+    let web = free_port();
+    let config = plain(&scratch, free_port(), 1, 1);
+    let config = config.replace("127.0.0.1:0", &format!("127.0.0.1:{web}"));
+    let mut gateway = Gateway::start(&scratch, &config);
+    gateway.wait_up();
+    let visit = || TcpStream::connect(("127.0.0.1", web)).expect("a backlog of the system's");
+    let mut visitors: Vec<_> = (0..63).map(|_| visit()).collect();
+    assert_eq!(alarm(&gateway.status(), "web"), None);
+    // One for the last place and one too many, again and again: silent ones are sent away after 5 s.
+    let told = wait_for("an alarm", secs(30), || {
+        visitors.extend([visit(), visit()]);
+        alarm(&gateway.status(), "web").map(str::to_owned)
+    });
+    assert!(told.contains("64 connections are open, which is the most"), "{told}");
+    assert!(told.contains("ss -np"), "what to do: {told}");
+    assert_waiting_is_logged_once(&gateway);
+    drop(visitors);
+    wait_until("an answer for the next visitor", secs(15), || {
+        let mut stream = visit();
+        stream.set_read_timeout(Some(secs(2))).expect("a socket option");
+        let answer =
+            crate::harness::gateway::talk(&mut stream, "GET /healthz HTTP/1.1\r\nHost: localhost");
+        answer.is_ok_and(|(code, _)| code == 200)
+    });
     assert_eq!(gateway.stop().code, Some(0));
 }
 

@@ -8,6 +8,7 @@
 mod api;
 mod clock;
 mod console;
+mod entrance;
 mod exposition;
 mod guard;
 mod keeping;
@@ -25,6 +26,7 @@ pub use console::{
     Console, Control, DeviceStatus, GatewayStatus, LinkStatus, LogLevels, LogLevelsWanted,
     LookupStatus, PartState, Readiness, Reason, RowsByQuality, SinkStatus, Status, StreamStatus,
 };
+pub use entrance::Entrance;
 pub use keeping::NEXT_HEADER;
 pub use ledger::{Ledger, SinkHop, SourceHop, StreamHop};
 pub use metrics::render as render_metrics;

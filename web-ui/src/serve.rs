@@ -2,28 +2,30 @@
 //!
 //! Promise: no client holds a connection without sending whole requests and reading its answers:
 //! headers have a deadline (which also ends an idle connection), answers have one, and the number
-//! of connections is bounded; further clients wait in the kernel's queue. A stop ends what is under
-//! way within a bound. Does not know: the routes.
+//! of connections is bounded; one more waits at the entrance, which tells why, and further clients in the
+//! kernel's queue. A stop ends what is under way within a bound. Does not know: the routes.
 
 use std::future::Future;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use axum::serve::Listener;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
+
+use crate::entrance::Entrance;
 
 /// Bounds of one listener.
 #[derive(Debug, Clone, Copy)]
@@ -52,17 +54,31 @@ const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Headers of a request.
 const HEADERS_MAX: usize = 64;
 
+/// How long a visitor may wait before `Entrance` is told, and how often it is told again; after an
+/// error of accepting it is tried again as soon.
+const WAIT_STEP: Duration = Duration::from_secs(1);
+
 /// Serves HTTP/1.1 on TCP until `shutdown`; then answers under way end within a second.
 ///
-/// An error of one connection ends that connection; an error of accepting (out of file
-/// descriptors) is logged and tried again after a second.
-pub async fn serve_tcp(listener: TcpListener, router: Router, shutdown: CancellationToken) {
-    serve(listener, router, LIMITS, shutdown).await;
+/// An error of one connection ends that connection. Where visitors have to wait, because there are as many as
+/// there may be or no file descriptor is left, `entrance` tells.
+pub async fn serve_tcp(
+    listener: TcpListener,
+    router: Router,
+    entrance: Arc<Entrance>,
+    shutdown: CancellationToken,
+) {
+    serve(listener, router, LIMITS, &entrance, shutdown).await;
 }
 
 /// Serves HTTP/1.1 on a Unix socket until `shutdown`, as [`serve_tcp`] does.
-pub async fn serve_unix(listener: UnixListener, router: Router, shutdown: CancellationToken) {
-    serve(listener, router, LIMITS, shutdown).await;
+pub async fn serve_unix(
+    listener: UnixListener,
+    router: Router,
+    entrance: Arc<Entrance>,
+    shutdown: CancellationToken,
+) {
+    serve(listener, router, LIMITS, &entrance, shutdown).await;
 }
 
 /// Binds a Unix socket that only this user may connect to (mode 0600).
@@ -85,23 +101,71 @@ pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-async fn serve<L>(mut listener: L, router: Router, limits: Limits, shutdown: CancellationToken)
-where
-    L: Listener,
-    L::Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+/// Where connections come from.
+trait Listen {
+    type Io: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// The next one. Cancel safe.
+    fn next(&mut self) -> impl Future<Output = io::Result<Self::Io>> + Send;
+}
+
+impl Listen for TcpListener {
+    type Io = TcpStream;
+
+    async fn next(&mut self) -> io::Result<TcpStream> {
+        Ok(self.accept().await?.0)
+    }
+}
+
+impl Listen for UnixListener {
+    type Io = UnixStream;
+
+    async fn next(&mut self) -> io::Result<UnixStream> {
+        Ok(self.accept().await?.0)
+    }
+}
+
+async fn serve<L: Listen>(
+    mut listener: L,
+    router: Router,
+    limits: Limits,
+    entrance: &Entrance,
+    shutdown: CancellationToken,
+) {
     let mut connections = JoinSet::new();
+    // One that there is no room for, and when that is told next.
+    let mut waiting: Option<(L::Io, Instant)> = None;
+    let let_in = |connections: &mut JoinSet<()>, io| {
+        connections.spawn(converse(io, router.clone(), limits, shutdown.clone()));
+    };
     loop {
+        let told = waiting.as_ref().map(|(_, at)| *at);
         tokio::select! {
             () = shutdown.cancelled() => break,
-            Some(ended) = connections.join_next() => report(ended),
-            (io, _) = listener.accept(), if connections.len() < limits.connections_max => {
-                connections.spawn(converse(io, router.clone(), limits, shutdown.clone()));
+            Some(ended) = connections.join_next() => {
+                report(ended);
+                if let Some((io, _)) = waiting.take() {
+                    let_in(&mut connections, io);
+                }
+            }
+            io = accept(&mut listener, entrance), if told.is_none() => {
+                if connections.len() < limits.connections_max {
+                    let_in(&mut connections, io);
+                } else {
+                    waiting = Some((io, Instant::now() + WAIT_STEP));
+                }
+            }
+            () = until(told) => {
+                entrance.is_blocked(format!(
+                    "{} connections are open, which is the most; see who holds them (`ss -np`)",
+                    connections.len()
+                ));
+                waiting = waiting.map(|(io, _)| (io, Instant::now() + WAIT_STEP));
             }
         }
     }
     // Closed first: a client that comes now is refused instead of waiting for nothing.
-    drop(listener);
+    drop((listener, waiting));
     let drained = async {
         while let Some(ended) = connections.join_next().await {
             report(ended);
@@ -111,6 +175,34 @@ where
         debug!(connections = connections.len(), "connections cut at shutdown");
     }
     connections.shutdown().await;
+}
+
+/// The next connection. Cancel safe.
+async fn accept<L: Listen>(listener: &mut L, entrance: &Entrance) -> L::Io {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    loop {
+        match listener.next().await {
+            Ok(io) => return io,
+            // Who wanted to come in has gone.
+            Err(e)
+                if [ConnectionAborted, ConnectionRefused, ConnectionReset].contains(&e.kind()) => {}
+            Err(error) => {
+                entrance.is_blocked(format!(
+                    "none can be let in: {error}; permit the gateway more open files (`LimitNOFILE=` of \
+                     its service), or see who holds so many connections (`ss -np`)"
+                ));
+                sleep(WAIT_STEP).await;
+            }
+        }
+    }
+}
+
+/// Waits until then, for ever where that is not known.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// A route that panics ends its own connection only.

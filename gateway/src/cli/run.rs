@@ -261,6 +261,7 @@ impl Doors {
         let page = Http {
             listen: document.web.listen.clone(),
             console: running.status.clone(),
+            entrance: running.status.entrances[0].clone(),
             stop: stop.clone(),
             bound,
         };
@@ -276,6 +277,7 @@ impl Doors {
             desk: Arc::new(desk),
             keeper: Arc::new(StoreKeeper::beside(running.status.clone())),
             streams: Arc::new(floor),
+            entrance: running.status.entrances[1].clone(),
             stop: stop.clone(),
         };
         let (a, b) = (stop.clone(), stop.clone());

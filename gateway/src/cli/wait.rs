@@ -139,11 +139,13 @@ impl Waiting {
             started_at: Instant::now(),
             config: boot.view.clone(),
             error: Mutex::new(error.to_owned()),
+            entrance: Arc::new(web::Entrance::new("web")),
         });
         let stop = CancellationToken::new();
         let page = Http {
             listen: boot.document.web.listen.clone(),
             console: console.clone(),
+            entrance: console.entrance.clone(),
             stop: stop.clone(),
             bound: watch::Sender::new(None),
         };
@@ -176,6 +178,7 @@ struct Page {
     started_at: Instant,
     config: crate::status::ConfigView,
     error: Mutex<String>,
+    entrance: Arc<web::Entrance>,
 }
 
 impl Page {
@@ -200,7 +203,7 @@ impl web::Console for Page {
             },
             config: self.config.config.clone(),
             config_problems: self.config.problems.clone(),
-            alarms: vec![self.reason()],
+            alarms: std::iter::once(self.reason()).chain(self.entrance.alarm()).collect(),
             ..web::Status::default()
         }
     }

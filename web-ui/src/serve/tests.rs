@@ -19,26 +19,22 @@ use crate::guard;
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /// The far ends of connections that a test makes.
-struct Pipes(mpsc::Receiver<DuplexStream>);
+struct Pipes(mpsc::Receiver<io::Result<DuplexStream>>);
 
-impl Listener for Pipes {
+impl Listen for Pipes {
     type Io = DuplexStream;
-    type Addr = ();
 
-    async fn accept(&mut self) -> (DuplexStream, ()) {
+    async fn next(&mut self) -> io::Result<DuplexStream> {
         match self.0.recv().await {
-            Some(io) => (io, ()),
+            Some(came) => came,
             None => std::future::pending().await,
         }
-    }
-
-    fn local_addr(&self) -> io::Result<()> {
-        Ok(())
     }
 }
 
 struct Server {
-    connect: mpsc::Sender<DuplexStream>,
+    connect: mpsc::Sender<io::Result<DuplexStream>>,
+    entrance: Arc<Entrance>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
     /// A request of `/held` waits for this.
@@ -53,19 +49,25 @@ impl Server {
         // The bound of the kernel's queue of connections that nobody accepted yet.
         let (connect, pipes) = mpsc::channel(16);
         let (shutdown, release) = (CancellationToken::new(), Arc::new(Notify::new()));
-        let task = tokio::spawn(serve(
-            Pipes(pipes),
-            routes(Arc::clone(&release)),
-            limits,
-            shutdown.clone(),
-        ));
-        Self { connect, shutdown, task, release }
+        let entrance = Arc::new(Entrance::new("web"));
+        let (routes, way, ended) = (routes(release.clone()), entrance.clone(), shutdown.clone());
+        let task = tokio::spawn(async move {
+            serve(Pipes(pipes), routes, limits, &way, ended).await;
+        });
+        Self { connect, entrance, shutdown, task, release }
     }
 
     async fn connect(&self) -> DuplexStream {
         let (near, far) = duplex(1024);
-        self.connect.send(far).await.unwrap();
+        self.connect.send(Ok(far)).await.unwrap();
         near
+    }
+
+    /// What the entrance tells.
+    fn alarm(&self) -> Option<String> {
+        let alarm = self.entrance.alarm()?;
+        assert_eq!(alarm.part, "web");
+        Some(alarm.reason)
     }
 }
 
@@ -218,12 +220,54 @@ async fn connections_beyond_the_bound_wait() {
         let head = b"GET /held HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         connection.write_all(head).await.unwrap();
     }
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(server.alarm(), None, "nobody waits");
     let mut third = server.connect().await;
     let answer = tokio::spawn(async move { ask(&mut third, "/").await });
-    sleep(Duration::from_secs(3)).await;
+    sleep(Duration::from_millis(900)).await;
+    assert_eq!(server.alarm(), None, "nobody has waited for long");
+    sleep(Duration::from_millis(2_100)).await;
     assert!(!answer.is_finished());
+    let told = server.alarm().unwrap();
+    assert!(told.contains("2 connections are open, which is the most"), "{told}");
+    // However long it lasts.
+    sleep(Duration::from_secs(4)).await;
+    assert!(server.alarm().is_some() && !answer.is_finished());
     server.release.notify_one();
     assert!(answer.await.unwrap().starts_with("HTTP/1.1 200 OK"));
+    sleep(Duration::from_secs(55)).await;
+    assert!(server.alarm().is_some(), "who comes in now may want to know");
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!(server.alarm(), None);
+}
+
+/// Fault F26: no file descriptor is left for a visitor.
+#[tokio::test(start_paused = true)]
+async fn f26_who_cannot_be_accepted_waits_and_an_alarm_says_why() {
+    // As `errno -l` has it: EMFILE, ENFILE; ECONNABORTED is about one visitor.
+    let (file, system, aborted) = (24, 23, 103);
+    let server = Server::start(LIMITS);
+    let fail = async |code: i32| {
+        server.connect.send(Err(io::Error::from_raw_os_error(code))).await.unwrap();
+    };
+    fail(aborted).await;
+    assert!(ask(&mut server.connect().await, "/").await.starts_with("HTTP/1.1 200 OK"));
+    assert_eq!(server.alarm(), None);
+
+    fail(file).await;
+    fail(system).await;
+    let mut visitor = server.connect().await;
+    let began = Instant::now();
+    let answer = tokio::spawn(async move { ask(&mut visitor, "/").await });
+    sleep(Duration::from_millis(10)).await;
+    let told = server.alarm().unwrap();
+    assert!(told.contains("Too many open files (os error 24)"), "{told}");
+    assert!(told.contains("LimitNOFILE"), "{told}");
+    assert!(answer.await.unwrap().starts_with("HTTP/1.1 200 OK"));
+    assert_eq!(began.elapsed().as_secs(), 2, "a second after each error");
+    assert!(server.alarm().unwrap().contains("in system (os error 23)"));
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!(server.alarm(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -290,8 +334,10 @@ async fn slow_headers_over_tcp_do_not_hold_a_slot() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = CancellationToken::new();
-    let task =
-        tokio::spawn(serve(listener, routes(Arc::new(Notify::new())), limits, shutdown.clone()));
+    let (routes, ended) = (routes(Arc::new(Notify::new())), shutdown.clone());
+    let task = tokio::spawn(async move {
+        serve(listener, routes, limits, &Entrance::new("web"), ended).await;
+    });
     let mut slow = TcpStream::connect(address).await.unwrap();
     slow.write_all(b"GET / HTTP/1.1\r\nHost: local").await.unwrap();
     let mut next = TcpStream::connect(address).await.unwrap();
@@ -316,7 +362,8 @@ async fn the_control_socket_is_for_this_user_and_replaces_a_stale_one() {
 
     let shutdown = CancellationToken::new();
     let routes = routes(Arc::new(Notify::new()));
-    let task = tokio::spawn(serve_unix(listener, routes, shutdown.clone()));
+    let entrance = Arc::new(Entrance::new("control socket"));
+    let task = tokio::spawn(serve_unix(listener, routes, entrance, shutdown.clone()));
     let mut client = UnixStream::connect(&path).await.unwrap();
     assert!(ask(&mut client, "/").await.starts_with("HTTP/1.1 200 OK"));
     shutdown.cancel();
