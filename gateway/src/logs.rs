@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tidegate_drivers::types::Span;
 use tidegate_web_ui::LogLevels;
 use tokio::time::Instant;
 use tracing_subscriber::layer::SubscriberExt;
@@ -70,6 +71,14 @@ pub fn show_panics() {
 }
 
 fn parse(levels: &str) -> Result<EnvFilter, String> {
+    // It would be taken for a module of that name, of which nothing is ever logged.
+    if let Some(span) = levels.split(',').map(str::trim).find(|part| part.parse::<Span>().is_ok()) {
+        return Err(format!(
+            "`{span}` is a duration, no level: levels are `error`, `warn`, `info`, `debug` and `trace`, \
+             also per module as in `info,tidegate_drivers=debug`; for how long stands behind `--for`, as in \
+             `tidegate log info --for {span}`"
+        ));
+    }
     EnvFilter::try_new(levels).map_err(|error| format!("{levels}: {error}"))
 }
 
@@ -171,6 +180,13 @@ mod tests {
         assert_eq!(filter(&levels), "info");
         let long = levels.set("debug", Duration::from_secs(1_000_000)).unwrap();
         assert_eq!(long.resets_in_s, Some(86_400));
+        for duration in ["0s", "15m", "info, 250ms"] {
+            let refused = levels.set(duration, Duration::from_mins(1)).unwrap_err();
+            assert!(refused.contains("is a duration, no level"), "{refused}");
+        }
+        assert_eq!(filter(&levels), "debug", "nothing changed");
+        // As numbers levels are no durations.
+        assert_eq!(levels.set("2", Duration::from_mins(1)).unwrap().resets_in_s, Some(60));
         assert_eq!(levels.set("info", Duration::ZERO).unwrap().resets_in_s, None);
         assert_eq!(filter(&levels), "info");
     }

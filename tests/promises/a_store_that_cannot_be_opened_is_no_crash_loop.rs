@@ -44,7 +44,9 @@ fn it_waits_and_says_so_and_begins_by_itself() {
     let reason = reason["reasons"][0].clone();
     assert_eq!(reason["part"], "store");
     let path = store.to_str().expect("a path");
-    assert!(reason["reason"].as_str().is_some_and(|text| text.contains(path)), "{reason}");
+    let told = reason["reason"].as_str().expect("words");
+    assert!(told.contains(&format!("{path} is a file, not a folder")), "{told}");
+    assert!(told.contains("name another folder"), "what to do: {told}");
     assert_eq!(page(web, "/healthz").0, 200, "the process is well");
     let (status, body) = page(web, "/api/v1/status");
     assert_eq!(status, 200);

@@ -31,6 +31,15 @@ devices: [ {{ name: made, driver: {{ generate: {{ every: 100ms, points: [ {{ nam
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("tidegate=loud"), "{}", refused.stderr);
 
+    let duration = log(&["0s"]);
+    assert_eq!((duration.code, duration.stderr.lines().count()), (Some(1), 1), "{duration:?}");
+    assert!(duration.stderr.contains("`0s` is a duration, no level"), "{duration:?}");
+    assert!(duration.stderr.contains("tidegate log info --for 0s"), "{duration:?}");
+    let alone = log(&["--for", "0s"]);
+    assert_eq!(alone.code, Some(2), "{alone:?}");
+    assert!(alone.stderr.contains("<LEVELS>") || alone.stderr.contains("[LEVELS]"), "{alone:?}");
+    assert_eq!(log(&[]).stdout, "info\n");
+
     // What a reload logs at `info`, by module.
     let reloads = |gateway: &mut Gateway| {
         let before = gateway.status()["config"]["last_change"].clone();

@@ -187,8 +187,9 @@ pub enum Command {
     LogLevels {
         /// Levels such as `info,tidegate_drivers=debug`; left out, they are shown.
         levels: Option<String>,
-        /// For how long; then the levels are as at its start again. `0s` ends a change.
-        #[arg(long = "for", value_name = "DURATION", default_value = "15m")]
+        /// For how long; then the levels are as at its start again. `0s` ends a change, whatever the
+        /// levels.
+        #[arg(long = "for", value_name = "DURATION", default_value = "15m", requires = "levels")]
         lasting: tidegate_drivers::types::Span,
         /// How to reach the gateway.
         #[command(flatten)]

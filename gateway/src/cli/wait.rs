@@ -61,7 +61,10 @@ pub(super) async fn started(
                 fail(format_args!("store: {error}"));
                 return Err(TEMPORARY);
             }
-            Err(StartError::Store(error)) => error.to_string(),
+            Err(StartError::Store(error)) => {
+                let folder = Path::new(&boot.document.store.path);
+                in_the_way(folder).map_or_else(|| error.to_string(), |file| no_folder(folder, file))
+            }
             Err(error) => {
                 fail(error);
                 return Err(FAILURE);
@@ -93,6 +96,21 @@ pub(super) async fn started(
             boot = reread(path, boot, &mut waiting).await;
         }
     }
+}
+
+/// The file that stands where the store's folder, or a folder on the way to it, should be.
+fn in_the_way(folder: &Path) -> Option<&Path> {
+    let there = folder.ancestors().find(|path| path.metadata().is_ok());
+    there.filter(|path| !path.is_dir())
+}
+
+fn no_folder(folder: &Path, file: &Path) -> String {
+    format!(
+        "`store.path` is {}, and {} is a file, not a folder: name another folder there, or move the file \
+         away",
+        folder.display(),
+        file.display()
+    )
 }
 
 /// The configuration as it is now, or the one before where it is refused.
@@ -210,5 +228,23 @@ impl web::Console for Page {
 
     fn ready(&self) -> web::Readiness {
         web::Readiness { reasons: vec![self.reason()] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_in_place_of_a_folder_is_found() {
+        let dir = std::env::temp_dir().join(format!("tidegate-way-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("file");
+        drop(std::fs::File::create(&file).unwrap());
+        assert_eq!(in_the_way(&file), Some(&*file));
+        assert_eq!(in_the_way(&file.join("sub/store")), Some(&*file));
+        assert_eq!(in_the_way(&dir), None);
+        assert_eq!(in_the_way(&dir.join("new/store")), None, "it is made");
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }
