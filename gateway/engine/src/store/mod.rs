@@ -155,9 +155,14 @@ impl Store {
     /// Cancel safe.
     pub async fn relayout(&self, layout: Layout, max_bytes: u64) -> Result<(), StoreError> {
         recovery::check_names(&layout)?;
-        let barrier = Commit { wait: true, ..Commit::default() };
-        self.submit(barrier).await?.await?;
+        let barrier = || Commit { wait: true, ..Commit::default() };
+        self.submit(barrier()).await?.await?;
         self.shared.claim(layout, max_bytes);
+        // Bounds that are lower than they were hold now, and not from the next row on.
+        match self.submit(barrier()).await {
+            Ok(ticket) => drop(ticket),
+            Err(error) => tracing::debug!(%error, "the store ended with its new layout"),
+        }
         Ok(())
     }
 

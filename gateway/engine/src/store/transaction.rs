@@ -245,20 +245,22 @@ impl Transaction<'_> {
         let rows = work.commits.iter().flat_map(|pending| &pending.commit.outbox);
         let by_sink = grouped(rows, |rows| &rows.sink);
         for sink in &self.layout.sinks {
-            let Some(parts) = by_sink.get(&*sink.name) else {
-                continue;
-            };
-            let most = self.max_bytes.saturating_add(droppable(self.state, self.layout));
-            let free = most.saturating_sub(self.state.held_bytes());
-            let state = self.state.sinks.entry(sink.name.clone()).or_default();
-            let room = (sink.when_full == WhenFull::DropNewest).then(|| Room {
-                records: sink
-                    .max_records
-                    .map_or(u64::MAX, |max| max.saturating_sub(state.records())),
-                bytes: sink.max_bytes.saturating_sub(state.bytes).min(free),
-            });
-            outbox::append(self.book, &sink.name, state, epoch, parts, room);
-            if sink.when_full == WhenFull::DropOldest {
+            if let Some(parts) = by_sink.get(&*sink.name) {
+                let most = self.max_bytes.saturating_add(droppable(self.state, self.layout));
+                let free = most.saturating_sub(self.state.held_bytes());
+                let state = self.state.sinks.entry(sink.name.clone()).or_default();
+                let room = (sink.when_full == WhenFull::DropNewest).then(|| Room {
+                    records: sink
+                        .max_records
+                        .map_or(u64::MAX, |max| max.saturating_sub(state.records())),
+                    bytes: sink.max_bytes.saturating_sub(state.bytes).min(free),
+                });
+                outbox::append(self.book, &sink.name, state, epoch, parts, room);
+            }
+            // Also without new rows: the bounds may be lower than they were.
+            if sink.when_full == WhenFull::DropOldest
+                && let Some(state) = self.state.sinks.get_mut(&sink.name)
+            {
                 let excess = outbox::excess(sink, state);
                 outbox::drop_oldest(self.book, &sink.name, state, excess);
             }
