@@ -1,8 +1,12 @@
 //! Fault F10 and promise P8: bytes that reach the flash, for each byte that the store was given.
 //!
 //! The store lies on an ext4 of its own, and the block device counts: journal and metadata
-//! included. At 10,000 points a second, at 1,000, and with nothing to do at all.
+//! included. At 10,000 points a second, at 1,000, and with nothing to do at all. More than a day may have is
+//! an alarm until the day ends.
 
+use serde_json::Value;
+
+use crate::harness::clock;
 use crate::harness::disk::Disk;
 use crate::harness::gateway::{Gateway, head};
 use crate::harness::{Scratch, free_port, say, secs, soak};
@@ -112,4 +116,87 @@ fn f10_bytes_on_the_flash_for_each_byte() {
         let bar = measured * if soak() { 1.1 } else { 1.5 };
         assert!(factor <= bar, "{factor:.2} at {rate} points a second, more than {bar:.2}");
     }
+}
+
+/// Seconds from a clock that is right to 23:50 of the day (UTC) after the present one: no day ends in
+/// the test by itself.
+fn until_late_tomorrow() -> i64 {
+    let now = clock::micros_now() / 1_000_000;
+    86_400 - now.rem_euclid(86_400) + 86_400 - 600
+}
+
+/// What the store's alarms say of the bytes of a day.
+fn alarm(status: &Value) -> Option<String> {
+    let alarms = status["alarms"].as_array().expect("alarms").iter();
+    let mut told = alarms.filter(|alarm| alarm["part"] == "store");
+    let told =
+        told.find_map(|alarm| alarm["reason"].as_str().filter(|r| r.contains("daily_writes")));
+    told.map(str::to_owned)
+}
+
+fn written_today(status: &Value) -> u64 {
+    status["store"]["written_today"].as_u64().expect("a number")
+}
+
+/// `store.daily_writes`: a gateway writes more in a day than its owner permits. It says so until the day ends
+/// (UTC), also over a restart, and counts anew the day after.
+#[test]
+fn p08_more_than_a_day_may_have_is_an_alarm_until_the_day_ends() {
+    /// Bytes more than were written before: some five seconds of rows.
+    const MORE: u64 = 512 << 10;
+    let scratch = Scratch::new("budget");
+    let (head, nobody, pad) = (head(&scratch), free_port(), "t".repeat(4_000));
+    // Some 100 kB a second, as rows and as records.
+    let config = format!(
+        "{head}
+devices:
+  - name: source
+    driver: {{ generate: {{ every: 100ms, points: [ {{ name: pad, value: {{ choice: [ {pad} ] }} }} ] }} }}
+streams: [ {{ name: rows, from: [source], sql: 'SELECT pad FROM source', to: [ {{ sink: nobody }} ] }} ]
+sinks: [ {{ name: nobody, driver: {{ mqtt: {{ url: \"mqtt://127.0.0.1:{nobody}\" }} }} }} ]
+"
+    );
+    let late = until_late_tomorrow();
+    let mut gateway = clock::start(&scratch, &config, late);
+    gateway.wait_up();
+    assert_eq!(alarm(&gateway.status()), None, "nobody set a budget");
+    assert_eq!(gateway.stop().code, Some(0));
+    let mut gateway = clock::start(&scratch, &head, late);
+    let before = gateway.wait_status("bytes of before the start", secs(10), |status| {
+        Some(written_today(status)).filter(|written| *written > 0)
+    });
+    assert_eq!(gateway.stop().code, Some(0));
+
+    let budget = before + MORE;
+    let permitted =
+        config.replace("commit_every", &format!("daily_writes: {budget}B, commit_every"));
+    assert_ne!(permitted, config);
+    let mut gateway = clock::start(&scratch, &permitted, late);
+    // As soon as it is too much, and no sooner.
+    let right = |status: &Value| {
+        assert_eq!(alarm(status).is_some(), written_today(status) > budget, "{status:#}");
+        alarm(status)
+    };
+    let within = gateway.wait_status("bytes of before the start", secs(10), |status| {
+        (written_today(status) >= before).then(|| status.clone())
+    });
+    assert_eq!((right(&within), &within["store"]["daily_writes"]), (None, &budget.into()));
+    let told = gateway.wait_status("the alarm", secs(60), right);
+    assert!(told.ends_with(&format!("more than `daily_writes`: {budget}")), "{told}");
+    assert_eq!(gateway.stop().code, Some(0));
+
+    // The same day.
+    let mut gateway = clock::start(&scratch, &permitted, late);
+    gateway.wait_status("the alarm of the same day", secs(20), right);
+    // Midnight was ten minutes after the start.
+    clock::set(&scratch, late + 700);
+    let began = gateway.wait_status("the day after", secs(20), |status| {
+        right(status).is_none().then(|| written_today(status))
+    });
+    assert!(began < MORE, "counted anew: {began}");
+    gateway.wait_status("bytes of the day after", secs(20), |status| {
+        right(status);
+        (written_today(status) > began).then_some(())
+    });
+    assert_eq!(gateway.stop().code, Some(0));
 }
