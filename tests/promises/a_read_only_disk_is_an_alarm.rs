@@ -73,6 +73,7 @@ fn f08_the_file_system_turns_read_only() {
     far_side.wait_value("rows", "n", 10, secs(20));
     disk.fail();
     works_without_disk(&mut gateway, &far_side);
+    let before = gateway.status()["gateway"]["epoch"].as_u64().expect("an epoch");
     gateway.kill();
 
     // As after a repair: the same disk, writable again.
@@ -84,7 +85,11 @@ fn f08_the_file_system_turns_read_only() {
     });
     assert_eq!(status["store"]["corrupt_records"], 0, "{status:#}");
     assert!(ready(&mut gateway).0);
+    // What was delivered from memory is in no store: its ids are not given to other records.
+    let epoch = status["gateway"]["epoch"].as_u64().expect("an epoch");
+    assert!(epoch > before, "{epoch} after {before}");
     assert_eq!(gateway.stop().code, Some(0));
+    repeated(&of_stream(&far_side.records(), "rows"));
 }
 
 #[test]
@@ -103,6 +108,58 @@ fn f08_and_takes_writes_again() {
     let read = count(&gateway.status()["ledger"], "sources", "source", "read");
     let last = i64::try_from(read).expect("few") + 10;
     far_side.wait_value("rows", "n", last, secs(10));
+    assert_eq!(gateway.stop().code, Some(0));
+    let rows = of_stream(&far_side.records(), "rows");
+    assert_complete(&rows, "n", 0, rows.last().expect("records").int("n"));
+    assert_contiguous(&rows);
+    repeated(&rows);
+}
+
+/// A record of 20 kB each 10 ms goes out beside the others: some 2 MB/s, of which memory would hold four
+/// seconds, and the queue as many, if what was delivered stayed in it.
+#[test]
+fn f08_and_forwards_more_than_memory_holds() {
+    let scratch = Scratch::new("long");
+    let broker = Broker::start(&scratch, "");
+    // The large ones are for the broker alone.
+    let far_side = Subscriber::start(broker.port, "tidegate/+/rows", None);
+    far_side.wait_subscribed();
+    let wide = format!(
+        "  - name: wide
+    driver: {{ generate: {{ every: 10ms, points: [ {{ name: n, value: {{ counter: {{}} }} }} ] }} }}
+streams:
+  - name: filled
+    from: [wide]
+    sql: \"SELECT time, n, {} FROM wide\"
+    to: [ {{ sink: uplink }} ]
+",
+        ["a", "b", "c", "d", "e"]
+            .map(|name| format!("'{}' AS {name}", "x".repeat(4_000)))
+            .join(", ")
+    );
+    let config = config(&scratch, broker.port).replacen("streams:\n", &wide, 1);
+    let mut gateway = Gateway::start(&scratch, &config);
+    far_side.wait_value("rows", "n", 10, secs(20));
+    let injection = inject_into(&scratch, gateway.pid(), FILE_CHANGES, "error=EROFS");
+    works_without_disk(&mut gateway, &far_side);
+    let delivered = |gateway: &mut Gateway| {
+        let status = gateway.status();
+        assert!(status["store"]["stalled"].is_string(), "{:#}", status["store"]);
+        (
+            count(&status["ledger"], "sinks", "uplink", "delivered"),
+            count(&status["ledger"], "sources", "source", "read"),
+        )
+    };
+    let before = delivered(&mut gateway);
+    // 40 MB of them.
+    wait_until("2,000 records to go out from memory", secs(60), || {
+        delivered(&mut gateway).0 >= before.0 + 2_000
+    });
+    // And the others arrive as they are read.
+    let read = i64::try_from(delivered(&mut gateway).1).expect("few");
+    far_side.wait_value("rows", "n", read + 10, secs(10));
+    drop(injection);
+    wait_until("the store to write again", secs(15), || ready(&mut gateway).0);
     assert_eq!(gateway.stop().code, Some(0));
     let rows = of_stream(&far_side.records(), "rows");
     assert_complete(&rows, "n", 0, rows.last().expect("records").int("n"));

@@ -72,7 +72,7 @@ fn f07_nothing_is_promised_that_a_failed_sync_left_in_memory() {
         driver.kill();
         drop(driver);
         let run = said(&scratch, "load", None);
-        let mut promised = Promised::new(ROWS);
+        let mut promised = Promised::new(ROWS).ends_stalled();
         promised.add(&run);
         disk.unmount();
         disk.mount();

@@ -80,6 +80,10 @@ pub struct RecoveryStatus {
     /// new epoch.
     #[serde(default)]
     pub newest_torn: bool,
+    /// Records may have been delivered from memory that are not stored: the process was killed while the device
+    /// took no writes, or the power went and nobody knows. Records have a new epoch.
+    #[serde(default)]
+    pub ids_doubted: bool,
     /// The format that it came from, where that was an older one.
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.

@@ -56,6 +56,7 @@ pub fn store_status(stats: StoreStats, recovery: &Recovery) -> web::StoreStatus 
             copied: recovery.copied,
             newest_lost: recovery.newest_lost,
             newest_torn: recovery.newest_torn,
+            ids_doubted: recovery.ids_doubted,
             upgraded_from: recovery.upgraded_from,
             corrupt_records: recovery.corrupt_records,
             progress_lost: recovery.progress_lost.clone(),

@@ -163,6 +163,8 @@ pub(crate) struct Promised {
     /// Commits that are on their way at once.
     together: u64,
     epoch: Option<u64>,
+    /// Runs are ended while the device takes no writes.
+    ends_stalled: bool,
     committed: u64,
     taken: u64,
     refusals: BTreeSet<u64>,
@@ -177,6 +179,11 @@ impl Promised {
     /// The same for runs with so many commits on their way at once.
     pub(crate) fn together(self, together: u64) -> Self {
         Self { together, ..self }
+    }
+
+    /// The same for runs that are ended while the device takes no writes: the next one has a new epoch.
+    pub(crate) fn ends_stalled(self) -> Self {
+        Self { ends_stalled: true, ..self }
     }
 
     /// The last commit that is known to be durable.
@@ -212,7 +219,10 @@ impl Promised {
         // A store that was killed before it was ever open may be made anew, in another epoch.
         let epoch = held["epoch"].as_u64().expect("an epoch");
         let is_known = self.epoch.is_some();
-        assert_eq!(*self.epoch.get_or_insert(epoch), epoch, "{what}: the epoch");
+        let before = *self.epoch.get_or_insert(epoch);
+        let is_doubted = held["ids_doubted"] == true;
+        assert!(self.ends_stalled || !is_doubted, "{what}: the epoch {epoch} behind {before}");
+        assert_eq!((epoch > before, epoch < before), (is_doubted, false), "{what}: the epoch");
         let recovery = json!({
             "created": !is_known && held["recovery"]["created"] == true,
             "quarantined": null, "salvaged": false, "corrupt_records": 0,

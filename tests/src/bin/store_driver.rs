@@ -257,6 +257,7 @@ async fn verify(dir: &Path) -> Result<(), Failure> {
             "progress_lost": recovery.progress_lost,
             "unclaimed": recovery.unclaimed,
         },
+        "ids_doubted": recovery.ids_doubted,
         "corrupt_records": stats.corrupt_records,
         "corrupt_rows": stats.corrupt_rows,
         "log_rows_dropped": stats.log_rows_dropped,

@@ -425,10 +425,14 @@ impl Book {
         self.frames.partition_point(|frame| frame.memory.is_none())
     }
 
+    /// Sequence of the first frame that is not durable: it waits, or is being made.
+    pub(super) fn first_undurable(&self) -> u64 {
+        self.frames.get(self.first_waiting()).map_or(self.sequence, |frame| frame.sequence)
+    }
+
     /// The first position of a queue that is in no durable frame.
     pub(super) fn durable_end(&self, side: Side, name: &str) -> Option<u64> {
-        let waiting = self.frames.get(self.first_waiting());
-        let first = waiting.map_or(self.sequence, |frame| frame.sequence);
+        let first = self.first_undurable();
         let is_durable = |piece: &Piece| match piece.place {
             Place::Frame { sequence, .. } => sequence < first,
             Place::Shelf { .. } => true,

@@ -423,6 +423,9 @@ pub struct Recovery {
     /// The last frame was not whole: a crash cut it off before it was promised, or it is damaged; nobody can tell.
     /// The epoch has grown, so that no id repeats.
     pub newest_torn: bool,
+    /// Records may have been delivered from memory that are not stored: the process was killed while the device
+    /// took no writes, or the power went and nobody knows. The epoch has grown, so that no id repeats.
+    pub ids_doubted: bool,
     /// The store came from an older format.
     pub upgraded_from: Option<u32>,
     /// Records that failed their check.

@@ -81,11 +81,11 @@ impl Group {
 }
 
 /// A frame that is not durable, or of which nobody was told.
-struct Held {
-    sequence: u64,
+pub(super) struct Held {
+    pub(super) sequence: u64,
     group: Group,
     /// What is shown of the store once it may be seen.
-    state: Option<Arc<State>>,
+    pub(super) state: Option<Arc<State>>,
 }
 
 pub(super) struct Committer {
@@ -97,7 +97,7 @@ pub(super) struct Committer {
     pub(super) stats: StoreStats,
     /// Who waits for the frame that is being made.
     group: Group,
-    held: VecDeque<Held>,
+    pub(super) held: VecDeque<Held>,
     /// The writer has the first frame that is not durable, and this is its place in the ring.
     pub(super) flight: Option<u64>,
     /// The state as of the last frame, durable or not.
@@ -113,6 +113,8 @@ pub(super) struct Committer {
     day_base: u64,
     /// The oldest frames could not be folded: tried again with the next flush.
     pub(super) reclaim_failed: bool,
+    /// Bytes in memory from which on it is tried to put them together.
+    pub(super) repack_at: u64,
     /// The disk is full, the ring nearly, and nothing may give way: what is left of the ring is for
     /// deliveries, which free room. Why.
     pub(super) held_back: Option<String>,
@@ -148,6 +150,7 @@ impl Committer {
             now: None,
             day_base: 0,
             reclaim_failed: false,
+            repack_at: 0,
             held_back: None,
             want: Want::default(),
             compact_in: compact::LOOK_EVERY,
@@ -243,6 +246,9 @@ impl Committer {
         let pauses = close || !self.deferred.is_empty() || self.needs_room();
         if !several || pauses || self.stats.stalled.is_some() || !self.launch() {
             self.persist(None);
+            if self.stats.stalled.is_some() {
+                self.repack();
+            }
         }
     }
 
@@ -333,8 +339,7 @@ impl Committer {
     /// Shows what is durable and tells those who wait for it. Where nothing can be written, what is in
     /// memory is shown as well, and the queue slots of its commits are let go.
     fn tell(&mut self) {
-        let waiting = self.book.frames.get(self.book.first_waiting());
-        let durable = waiting.map_or(self.book.sequence, |frame| frame.sequence);
+        let durable = self.book.first_undurable();
         let told = self.held.partition_point(|held| held.sequence < durable);
         let seen = if self.stats.stalled.is_some() { self.held.len() } else { told };
         self.stats.commits += told as u64;

@@ -60,9 +60,23 @@ pub(super) trait Disk: Debug + Send + Sync {
     /// Writes a small file as a whole, durably.
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
 
+    /// The start of the machine that this is, where it is known: what was only in memory is gone with the
+    /// one before.
+    fn boot(&self) -> Option<String>;
+
+    /// Notes whether anything is delivered that is in memory only, for as long as the machine runs and no
+    /// longer: not on this disk, which may take no writes.
+    fn note_stall(&self, stalled: bool) -> io::Result<()>;
+
+    /// Whether that was noted last.
+    fn was_stalled(&self) -> bool;
+
     /// Appends to a file unless it would grow beyond `bytes_max`. Not synced.
     fn append(&self, name: &str, bytes: &[u8], bytes_max: u64) -> io::Result<()>;
 }
+
+/// Where files are in memory, until the machine ends.
+const MEMORY: &str = "/dev/shm";
 
 /// A folder of the file system.
 #[derive(Debug)]
@@ -88,6 +102,12 @@ impl Folder {
             }
         }
         Ok(())
+    }
+
+    /// A file in memory, named by what the folder is, not by what it is called.
+    fn stall_note(&self) -> io::Result<PathBuf> {
+        let meta = fs::metadata(&self.0)?;
+        Ok(Path::new(MEMORY).join(format!("tidegate-stall-{:x}-{:x}", meta.dev(), meta.ino())))
     }
 
     fn options() -> OpenOptions {
@@ -194,6 +214,27 @@ impl Disk for Folder {
             return Err(error);
         }
         self.publish(&beside, name, None)
+    }
+
+    fn boot(&self) -> Option<String> {
+        let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        Some(id.trim().to_owned())
+    }
+
+    fn note_stall(&self, stalled: bool) -> io::Result<()> {
+        let note = self.stall_note()?;
+        if !stalled {
+            return found(fs::remove_file(note)).map(drop);
+        }
+        // Not through a link that somebody else put there.
+        match Self::options().create_new(true).write(true).open(note) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn was_stalled(&self) -> bool {
+        self.stall_note().is_ok_and(|note| note.symlink_metadata().is_ok())
     }
 
     fn append(&self, name: &str, bytes: &[u8], bytes_max: u64) -> io::Result<()> {

@@ -22,11 +22,13 @@ pub(super) struct Birth {
 }
 
 /// The birth of the ring that was written last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Noted {
     birth: Birth,
     /// Starts in a row at which the inode number was another and nothing else could be told.
     guesses: u32,
+    /// The start of the machine at which it was written, where that is known.
+    boot: Option<String>,
 }
 
 /// What follows from it.
@@ -34,6 +36,8 @@ struct Noted {
 pub(super) struct Judgement {
     /// The files are a copy: ids that follow from it need a new epoch.
     pub(super) copied: bool,
+    /// The machine has started anew since the files were written.
+    pub(super) rebooted: bool,
     /// What is to be noted from now on, if that is something else.
     pub(super) note: Option<String>,
 }
@@ -42,7 +46,9 @@ impl fmt::Display for Noted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Birth { inode, born_ns } = self.birth;
         let born = born_ns.map_or("-".to_owned(), |born| born.to_string());
-        writeln!(f, "{inode} {born} {}", self.guesses)
+        write!(f, "{inode} {born} {}", self.guesses)?;
+        self.boot.as_ref().map_or(Ok(()), |boot| write!(f, " {boot}"))?;
+        writeln!(f)
     }
 }
 
@@ -53,29 +59,47 @@ impl Noted {
         let born = words.next()?;
         let born_ns = if born == "-" { None } else { Some(born.parse().ok()?) };
         let guesses = words.next()?.parse().ok()?;
-        Some(Noted { birth: Birth { inode, born_ns }, guesses })
+        let boot = words.next().map(str::to_owned);
+        Some(Noted { birth: Birth { inode, born_ns }, guesses, boot })
     }
 }
 
-/// Compares what was noted, if anything readable was, with what is there. With `made`, the ring has just
-/// been made here.
-pub(super) fn judge(noted: Option<&[u8]>, found: Birth, made: bool) -> Judgement {
+/// Compares what was noted, if anything readable was, with what is there, at the start `boot` of the machine.
+/// With `made`, the ring has just been made here.
+pub(super) fn judge(
+    noted: Option<&[u8]>,
+    found: Birth,
+    boot: Option<String>,
+    made: bool,
+) -> Judgement {
     let noted = noted.and_then(|bytes| Noted::read(std::str::from_utf8(bytes).ok()?));
-    let note = |guesses| Some(Noted { birth: found, guesses }.to_string());
     let Some(noted) = noted.filter(|_| !made) else {
-        return Judgement { copied: false, note: note(0) };
+        let note = Noted { birth: found, guesses: 0, boot };
+        return Judgement { copied: false, rebooted: false, note: Some(note.to_string()) };
     };
-    if let (Some(known), Some(born)) = (noted.birth.born_ns, found.born_ns) {
-        let copied = known != born;
-        return Judgement { copied, note: if copied { note(0) } else { None } };
+    let rebooted = noted.boot.as_ref().zip(boot.as_ref()).is_some_and(|(then, now)| then != now);
+    let (copied, birth, guesses) = noted.compare(found);
+    let next = Noted { birth, guesses, boot: boot.or_else(|| noted.boot.clone()) };
+    let note = (next != noted).then(|| next.to_string());
+    Judgement { copied, rebooted, note }
+}
+
+impl Noted {
+    /// Whether the files found are a copy, and what to note of their birth.
+    fn compare(&self, found: Birth) -> (bool, Birth, u32) {
+        if let (Some(known), Some(born)) = (self.birth.born_ns, found.born_ns) {
+            let copied = known != born;
+            return if copied { (true, found, 0) } else { (false, self.birth, self.guesses) };
+        }
+        if self.birth.inode == found.inode {
+            let birth = if self.guesses > 0 { found } else { self.birth };
+            return (false, birth, 0);
+        }
+        if self.guesses < GUESSES_MAX {
+            return (true, found, self.guesses + 1);
+        }
+        (false, self.birth, self.guesses)
     }
-    if noted.birth.inode == found.inode {
-        return Judgement { copied: false, note: if noted.guesses > 0 { note(0) } else { None } };
-    }
-    if noted.guesses < GUESSES_MAX {
-        return Judgement { copied: true, note: note(noted.guesses + 1) };
-    }
-    Judgement { copied: false, note: None }
 }
 
 #[cfg(test)]
@@ -87,7 +111,8 @@ mod tests {
     }
 
     fn noted(text: &str, found: Birth) -> (bool, Option<String>) {
-        let Judgement { copied, note } = judge(Some(text.as_bytes()), found, false);
+        let Judgement { copied, rebooted, note } = judge(Some(text.as_bytes()), found, None, false);
+        assert!(!rebooted);
         (copied, note)
     }
 
@@ -115,11 +140,28 @@ mod tests {
 
     #[test]
     fn what_is_new_or_unreadable_is_noted() {
-        let fresh = Judgement { copied: false, note: Some("3 7 0\n".to_owned()) };
-        assert_eq!(judge(None, birth(3, 7), false), fresh);
-        assert_eq!(judge(Some(b"2 5 0\n"), birth(3, 7), true), fresh);
+        let note = Some("3 7 0\n".to_owned());
+        let fresh = Judgement { copied: false, rebooted: false, note };
+        assert_eq!(judge(None, birth(3, 7), None, false), fresh);
+        assert_eq!(judge(Some(b"2 5 0 b\n"), birth(3, 7), None, true), fresh);
         for text in [&b""[..], b"2", b"2 x 0", b"2 - ", b"\xff"] {
-            assert_eq!(judge(Some(text), birth(3, 7), false), fresh, "{text:?}");
+            assert_eq!(judge(Some(text), birth(3, 7), None, false), fresh, "{text:?}");
         }
+    }
+
+    #[test]
+    fn another_start_of_the_machine_is_seen_where_both_are_known() {
+        let judged = |text: &str, boot: Option<&str>| {
+            let boot = boot.map(str::to_owned);
+            let judged = judge(Some(text.as_bytes()), birth(9, 1700), boot, false);
+            assert!(!judged.copied);
+            (judged.rebooted, judged.note)
+        };
+        let note = |text: &str| Some(text.to_owned());
+        assert_eq!(judged("9 1700 0 a-1\n", Some("a-1")), (false, None));
+        assert_eq!(judged("9 1700 0 a-1\n", Some("b-2")), (true, note("9 1700 0 b-2\n")));
+        // As the version before this one wrote it, and where the system tells none.
+        assert_eq!(judged("9 1700 0\n", Some("b-2")), (false, note("9 1700 0 b-2\n")));
+        assert_eq!(judged("9 1700 0 a-1\n", None), (false, None));
     }
 }

@@ -59,7 +59,7 @@ impl Loaded {
         if kind == Kind::State {
             match body.and_then(|_| seal_of(value)) {
                 Some((crc, length)) => {
-                    let kept = Kept { frame: None, in_tree: true, crc, length };
+                    let kept = Kept { frame: None, in_tree: true, crc, length, since: 0 };
                     self.states.push((name, position, kept));
                 }
                 None => self.bad_states.push((name, position)),
@@ -178,7 +178,7 @@ pub(super) fn rescue_states(
                 let Some(((_, stream, number), (crc, length))) = split_key(key).zip(seal) else {
                     return;
                 };
-                let kept = Kept { frame: None, in_tree: true, crc, length };
+                let kept = Kept { frame: None, in_tree: true, crc, length, since: 0 };
                 found.push((Arc::from(stream), number, kept));
                 if let Err(error) = target.insert(key, value) {
                     outcome = Err(Trouble::from(error));

@@ -33,6 +33,7 @@ mod reconcile;
 mod record;
 mod recovery;
 mod remake;
+mod repack;
 mod replay;
 mod ring;
 mod room;

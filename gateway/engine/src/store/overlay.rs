@@ -149,6 +149,18 @@ impl Disk for Overlay {
         Ok(())
     }
 
+    fn boot(&self) -> Option<String> {
+        self.folder.boot()
+    }
+
+    fn note_stall(&self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn was_stalled(&self) -> bool {
+        self.folder.was_stalled()
+    }
+
     fn append(&self, name: &str, bytes: &[u8], bytes_max: u64) -> io::Result<()> {
         let layer = self.layer(name)?.unwrap_or_else(|| Layer::new(None));
         if layer.len()?.saturating_add(bytes.len() as u64) > bytes_max {

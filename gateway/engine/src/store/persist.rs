@@ -66,7 +66,7 @@ impl Committer {
                 self.note_trouble(&trouble, attempt);
                 attempt += 1;
                 if attempt == ATTEMPTS_MAX || matches!(trouble, Trouble::Full(_)) {
-                    self.stats.stalled = Some(trouble.text().to_owned());
+                    self.stall(trouble.text());
                     return;
                 }
             }
@@ -76,7 +76,23 @@ impl Committer {
             }
         }
         if self.stats.stalled.take().is_some() {
+            self.repack_at = 0;
+            self.note_stall(false);
             tracing::info!("the store can write again");
+        }
+    }
+
+    /// From here on what is in memory is shown and delivered. Should it be lost, the next start must know
+    /// that ids were given which the store does not know.
+    fn stall(&mut self, reason: &str) {
+        if self.stats.stalled.replace(reason.to_owned()).is_none() {
+            self.note_stall(true);
+        }
+    }
+
+    fn note_stall(&self, stalled: bool) {
+        if let Err(error) = self.book.files.disk.note_stall(stalled) {
+            tracing::warn!(%error, stalled, "what is in memory only cannot be told from what is stored");
         }
     }
 

@@ -25,7 +25,7 @@ use super::damage::{Damage, Trouble, contained};
 use super::disk::{Disk, Traffic};
 use super::files::{Broken, Files, RING_NEW, TREE, TREE_NEW, open_tree, records, verify_tree};
 use super::format::{FORMAT, FORMAT_REDB_ALONE, FORMAT_USUAL, Kind, NAME_BYTES_MAX, key};
-use super::identity::IDENTITY;
+use super::identity::{IDENTITY, Judgement};
 use super::load::{Loaded, load};
 use super::reconcile::{count_missing, is_needed, prune, rebuild, take_in, unclaimed};
 use super::replay::{Replayed, replay};
@@ -323,17 +323,12 @@ impl Opening<'_> {
             lost.extend(state.progress.keys().cloned());
         }
         let is_broken = replayed.broken > 0 || !lost.is_empty();
+        let doubt = self.doubt(&judgement);
         if is_broken {
-            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
             self.recovery.progress_lost = lost.iter().map(ToString::to_string).collect();
-            let epoch = state.meta.epoch;
-            tracing::error!(epoch, "progress may be lost: new epoch");
-        } else if asked || judgement.copied {
-            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
-        } else if replayed.torn {
-            self.doubt_newest(state);
         }
         self.recovery.newest_torn = replayed.torn;
+        self.renew_epoch(state, is_broken, asked || judgement.copied, doubt)?;
         if judgement.copied {
             let epoch = state.meta.epoch;
             tracing::warn!(epoch, "the store's files are a copy that was put here: new epoch");
@@ -342,6 +337,7 @@ impl Opening<'_> {
         count_missing(book, state);
         // Until the checkpoint names it, its frames would be those of no ring.
         let new_ring = self.made_ring.get();
+        let mut is_noted = true;
         let upgraded = self.recovery.upgraded_from.is_some() || state.format_is_due();
         if book.files.tree.is_none() {
             self.make_tree(book, state)?;
@@ -354,16 +350,42 @@ impl Opening<'_> {
             || new_ring
         {
             checkpoint(book, state, false).map_err(|trouble| self.failed(&trouble))?;
-        }
-        // After the epoch: a crash in between raises it once more, as does a disk that has no room.
-        if let Some(note) = judgement.note
-            && let Err(error) = self.disk.write(IDENTITY, note.as_bytes())
+        } else if doubt.is_some()
+            && let Err(trouble) = checkpoint(book, state, false)
         {
-            tracing::warn!(%error, "a copy of the store will not be told from it yet");
+            tracing::warn!(reason = trouble.text(), "the new epoch is noted with the first commit");
+            is_noted = false;
+        }
+        if is_noted {
+            self.note_start(judgement.note.as_deref());
         }
         book.files.shelves.sweep_folder().map_err(|error| self.error(TREE, error))?;
         book.files.shelves.sweep();
         keep_reserve(&**self.disk, book.files.ring_length);
+        Ok(())
+    }
+
+    /// Takes a new epoch where progress may be lost, somebody asks for it, or ids may have been given that the
+    /// store does not know.
+    fn renew_epoch(
+        &mut self,
+        state: &mut State,
+        is_broken: bool,
+        asked: bool,
+        doubt: Option<&str>,
+    ) -> Result<(), StoreError> {
+        if is_broken {
+            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
+            let epoch = state.meta.epoch;
+            tracing::error!(epoch, "progress may be lost: new epoch");
+        } else if asked {
+            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
+        } else if self.recovery.newest_torn {
+            self.doubt_newest(state, "the last frame is not whole: never promised, or damaged");
+        } else if let Some(why) = doubt {
+            self.recovery.ids_doubted = true;
+            self.doubt_newest(state, why);
+        }
         Ok(())
     }
 
@@ -386,17 +408,50 @@ impl Opening<'_> {
         lost
     }
 
+    /// Why ids may have been given that the store does not know: what was in memory, while the device took
+    /// no writes, was delivered from there, and is gone.
+    fn doubt(&self, judgement: &Judgement) -> Option<&'static str> {
+        if self.recovery.created {
+            return None;
+        }
+        if self.disk.was_stalled() {
+            return Some("the store could not be written to when its process ended");
+        }
+        // Whether it could when the power went nobody knows any more.
+        let is_cut = judgement.rebooted && !self.recovery.clean;
+        is_cut.then_some("the machine was started anew, and the store was not closed before")
+    }
+
+    /// Notes what the next start is to compare with. After the epoch: a crash in between raises it once
+    /// more, as does a disk that has no room.
+    fn note_start(&self, identity: Option<&str>) {
+        if let Some(note) = identity
+            && let Err(error) = self.disk.write(IDENTITY, note.as_bytes())
+        {
+            tracing::warn!(%error, "a copy of the store will not be told from it yet");
+        }
+        if self.disk.was_stalled()
+            && let Err(error) = self.disk.note_stall(false)
+        {
+            tracing::warn!(%error, "the next start will take a new epoch as well");
+        }
+    }
+
     /// The last frame is not whole. A crash cut it off before anybody was told of it; or it was told, its
-    /// results went out, and it rotted since: nobody can tell. So no number of it is given twice. The first
-    /// frame says the new epoch, which needs no room on the disk.
-    fn doubt_newest(&self, state: &mut State) {
+    /// results went out, and it rotted since: nobody can tell. Or others were given out and are gone. So no
+    /// number of them is given twice. The first frame says the new epoch, which needs no room on the disk.
+    fn doubt_newest(&self, state: &mut State, why: &str) {
         let known = state.meta.epoch;
         state.meta.epoch = self.next_epoch(known).unwrap_or_else(|error| {
             tracing::warn!(%error, "the new epoch is noted with the first commit");
             self.options.epoch_hint.max(known.saturating_add(1))
         });
         let epoch = state.meta.epoch;
-        tracing::warn!(epoch, "the last frame is not whole: never promised, or damaged; new epoch");
+        tracing::warn!(
+            epoch,
+            why,
+            "the last records that were given out may not be stored: new epoch"
+        );
     }
 
     /// Takes an epoch above every one that this folder has seen, and notes it durably first.

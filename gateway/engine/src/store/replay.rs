@@ -51,7 +51,7 @@ pub(super) fn replay(
     let last = bodies.last().map_or(0, |(_, header, _)| header.sequence);
     replayed.ends_early = !whole && last < commit && state.meta.tail <= commit;
     // No frame behind this one was ever let go.
-    let kept_from = if whole { last_snapshot(book, &bodies) } else { commit };
+    let kept_from = if whole { last_contained(book, &bodies) } else { commit };
     let mut expected = kept_from + 1;
     for (offset, header, intact) in bodies {
         let sequence = header.sequence;
@@ -195,20 +195,20 @@ fn read_all(book: &Book, offset: u64, header: &Header) -> Option<Vec<u8>> {
     }
 }
 
-/// Sequence of the last whole frame that says everything, which is the first one after a checkpoint.
-fn last_snapshot(book: &Book, bodies: &[Body]) -> u64 {
-    let says_all = |(offset, header, intact): &&Body| {
+/// Sequence of the last frame that the checkpoint contained, as the last whole frame with a word of it says.
+fn last_contained(book: &Book, bodies: &[Body]) -> u64 {
+    let told = |(offset, header, intact): &Body| {
         let bytes = if *intact { read_all(book, *offset, header) } else { None };
         let mut rest = bytes.as_deref().and_then(|bytes| bytes.get(HEADER..)).unwrap_or_default();
         while let Some(entry) = Entry::take(rest) {
             if split_key(entry.key).is_some_and(|(kind, _, _)| kind == Kind::Meta) {
-                return true;
+                return Some(Meta::decode(entry.body()?)?.commit);
             }
             rest = &rest[entry.length..];
         }
-        false
+        None
     };
-    bodies.iter().rev().find(says_all).map_or(0, |(_, header, _)| header.sequence)
+    bodies.iter().rev().find_map(told).unwrap_or(0)
 }
 
 fn take_frame(
@@ -324,7 +324,9 @@ fn take_entry(
         Kind::State => {
             let frame = Some(Place::Frame { sequence: book.sequence, at: u32::try_from(at).ok()? });
             let (crc, length) = seal_of(entry.value)?;
-            states::keep(book, &name, position, Kept { frame, in_tree: false, crc, length });
+            let since = book.sequence;
+            let kept = Kept { frame, in_tree: false, crc, length, since };
+            states::keep(book, &name, position, kept);
         }
         Kind::StatesGone => {
             for key in body.chunks_exact(8) {

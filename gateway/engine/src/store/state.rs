@@ -26,7 +26,12 @@ pub(super) struct State {
     pub(super) counts: BTreeMap<Arc<str>, u64>,
     /// The machine's starts of which rows had no time.
     pub(super) boots: Boots,
+    /// Day and bytes written on it, as the last frame with the meta record says.
+    told: (i64, u64),
 }
+
+/// Bytes written on a day after which a frame says so, between two checkpoints.
+const TOLD_BYTES: u64 = 256 << 10;
 
 impl State {
     pub(super) fn new(meta: Meta) -> Self {
@@ -39,7 +44,13 @@ impl State {
             schemas: BTreeMap::new(),
             counts: BTreeMap::new(),
             boots: Boots::default(),
+            told: (0, 0),
         }
+    }
+
+    /// What the meta record says is in no frame: the next one has it.
+    pub(super) fn untell(&mut self) {
+        self.told = (i64::MIN, 0);
     }
 
     /// The mark of a stream's states.
@@ -61,7 +72,7 @@ impl State {
 
     /// Puts into the draft what differs from `before`, each as a whole, so that a reader needs only
     /// the last one; without `before`, everything.
-    pub(super) fn note_changes(&self, book: &mut Book, before: Option<&State>) {
+    pub(super) fn note_changes(&mut self, book: &mut Book, before: Option<&State>) {
         for (name, sink) in &self.sinks {
             if before.is_none_or(|before| before.sinks.get(name) != Some(sink)) {
                 book.note(Kind::Sink, name, 0, &sink.encode());
@@ -87,8 +98,13 @@ impl State {
         if self.boots != known {
             book.note(Kind::Boots, "", 0, &self.boots.encode());
         }
-        if before.is_none() {
+        let (day, bytes) = self.told;
+        let wrote = self.meta.written_today.saturating_sub(bytes);
+        if before.is_none() || self.meta.day != day || wrote >= TOLD_BYTES {
             book.note(Kind::Meta, "", 0, &self.meta.encode());
+            self.told = (self.meta.day, self.meta.written_today);
+        }
+        if before.is_none() {
             for (table, schemas) in &self.schemas {
                 for (number, schema) in schemas {
                     match encode_schema(schema) {

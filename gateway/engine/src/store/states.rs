@@ -66,6 +66,8 @@ pub(super) struct Kept {
     pub(super) crc: u32,
     /// Bytes of the value.
     pub(super) length: u32,
+    /// Sequence of the first frame with any value under its key that no checkpoint contains.
+    pub(super) since: u64,
 }
 
 /// The kept states of every stream.
@@ -129,12 +131,14 @@ pub(super) fn apply<'a>(
         return;
     }
     let mark = state.marks.entry(stream.clone()).or_default();
-    let mut gone = Vec::new();
+    let durable = book.first_undurable();
+    let mut gone = Gone::default();
     for (key, bytes) in last {
-        if let Some(old) = take(book, stream, key) {
-            mark.remove(key, &old);
+        let old = take(book, stream, key);
+        if let Some(old) = &old {
+            mark.remove(key, old);
             if bytes.is_none() {
-                gone.extend_from_slice(&key.to_le_bytes());
+                gone.add(key, old, durable);
             }
         }
         if let Some(bytes) = bytes {
@@ -146,13 +150,40 @@ pub(super) fn apply<'a>(
             };
             let at = u32::try_from(at).unwrap_or(u32::MAX);
             let frame = Some(Place::Frame { sequence: book.sequence, at });
-            let kept = keep(book, stream, key, Kept { frame, in_tree: false, crc, length });
+            let since = old.map_or(book.sequence, |old| old.since);
+            let kept = Kept { frame, in_tree: false, crc, length, since };
+            let kept = keep(book, stream, key, kept);
             book.damage.mended(|| super::format::key(Kind::State, stream, key));
             mark.add(key, &kept);
         }
     }
-    if !gone.is_empty() {
-        book.note(Kind::StatesGone, stream, 0, &gone);
+    for (since, keys) in [(0, gone.durable), gone.waiting] {
+        if !keys.is_empty() {
+            book.note(Kind::StatesGone, stream, since, &keys);
+        }
+    }
+}
+
+/// Keys of states that are gone, as they are written.
+#[derive(Debug, Default)]
+struct Gone {
+    /// Those of which something is in the tree, or in a durable frame.
+    durable: Vec<u8>,
+    /// The others, and the first frame that has anything of them: who leaves it out, and all behind it,
+    /// need not be told.
+    waiting: (u64, Vec<u8>),
+}
+
+impl Gone {
+    /// Takes a key with its state; frames from `undurable` on are not durable.
+    fn add(&mut self, key: u64, old: &Kept, undurable: u64) {
+        if old.in_tree || old.since < undurable {
+            self.durable.extend_from_slice(&key.to_le_bytes());
+            return;
+        }
+        let (since, keys) = &mut self.waiting;
+        *since = if keys.is_empty() { old.since } else { old.since.min(*since) };
+        keys.extend_from_slice(&key.to_le_bytes());
     }
 }
 

@@ -204,6 +204,10 @@ fn figures(contents: &StoreContents) {
         let told = "was not whole: never promised, or damaged; new records have a new epoch";
         tell("the last frame", told.to_owned());
     }
+    if recovery.ids_doubted {
+        let told = "not closed before a power cut, or killed while it could not write; new records have a new epoch";
+        tell("ids", told.to_owned());
+    }
     if !recovery.progress_lost.is_empty() {
         tell("streams that began anew", recovery.progress_lost.join(", "));
     }

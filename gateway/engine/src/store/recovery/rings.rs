@@ -86,12 +86,13 @@ impl Opening<'_> {
         Ok(name)
     }
 
-    /// Whether the ring is the one that was written.
+    /// Whether the ring is the one that was written, and by this start of the machine.
     pub(super) fn judge(&self) -> Result<Judgement, StoreError> {
         let noted = self.disk.read(IDENTITY).map_err(|error| self.error(IDENTITY, error))?;
         let birth = self.disk.birth(RING).map_err(|error| self.error(RING, error))?;
         let made = self.made_ring.get();
-        Ok(identity::judge(noted.as_deref(), birth.unwrap_or_default(), made))
+        let boot = self.disk.boot();
+        Ok(identity::judge(noted.as_deref(), birth.unwrap_or_default(), boot, made))
     }
 }
 

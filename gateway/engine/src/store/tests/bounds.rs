@@ -242,3 +242,29 @@ async fn p08_what_was_written_today_is_known_over_restarts() {
     put(&store, "a", 0..1).await;
     assert!(store.stats().written_today < one + 8_192, "a new day: {:?}", store.stats());
 }
+
+/// Between two checkpoints, of which a ring of 8 MiB has one each 4 MiB: what the frames between them wrote
+/// was forgotten with a kill.
+#[tokio::test]
+async fn p08_what_was_written_today_is_known_after_a_kill() {
+    const KB: u64 = 1_000;
+    let options = StoreOptions { ring_bytes: 8 << 20, ..options() };
+    let disk = FakeDisk::default();
+    let (store, _) = open_with(&disk, &options, layout()).unwrap();
+    store.expire(86_400_000_000 * 20_000);
+    for number in 0..30 {
+        let bodies = vec![Bytes::from(vec![b'x'; 100_000])];
+        let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1) }];
+        commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    }
+    let before = store.stats().written_today;
+    assert!((3_000 * KB..3_400 * KB).contains(&before), "{before}");
+    let (store, _) = open_with(&disk.killed(), &options, layout()).unwrap();
+    answered(&store).await;
+    let after = store.stats().written_today;
+    // All but 256 KiB, and the frame that would have said so.
+    assert!(
+        (before - 400 * KB..=before).contains(&after),
+        "{before} before the kill, {after} behind it"
+    );
+}

@@ -15,23 +15,23 @@ const RUNS: u64 = 2_000;
 
 /// The store in plain lists after a number of steps.
 #[derive(Debug, Clone, Default)]
-struct Model {
+pub(super) struct Model {
     /// Per sink `a`, `b` and `c`: numbers that wait.
-    waiting: [Vec<u64>; 3],
+    pub(super) waiting: [Vec<u64>; 3],
     /// Numbers that were ever put there.
-    put: [u64; 3],
-    delivered: [u64; 3],
-    letters: u64,
-    dropped: u64,
+    pub(super) put: [u64; 3],
+    pub(super) delivered: [u64; 3],
+    pub(super) letters: u64,
+    pub(super) dropped: u64,
     /// Log rows `floor .. end`.
-    floor: u64,
-    end: u64,
-    counted: u64,
+    pub(super) floor: u64,
+    pub(super) end: u64,
+    pub(super) counted: u64,
     /// Of each key the step that put its state, and the state's length.
-    states: BTreeMap<u64, (u64, usize)>,
+    pub(super) states: BTreeMap<u64, (u64, usize)>,
 }
 
-const SINKS: [&str; 3] = ["a", "b", "c"];
+pub(super) const SINKS: [&str; 3] = ["a", "b", "c"];
 /// Rows that `c` keeps.
 const KEEPS: usize = 5;
 
@@ -43,24 +43,24 @@ const OPEN_MAX: usize = 9;
 
 /// What one step does before and in its commit.
 #[derive(Debug, Clone)]
-struct Step {
+pub(super) struct Step {
     rows: u64,
     numbers: [u64; 3],
-    delivered: [usize; 2],
-    refuse: bool,
+    pub(super) delivered: [usize; 2],
+    pub(super) refuse: bool,
     body: usize,
     floor: u64,
     /// Keys, and the lengths of their new states; without one the state goes.
     states: Vec<(u64, Option<usize>)>,
 }
 
-fn crash_layout() -> Layout {
+pub(super) fn crash_layout() -> Layout {
     let bounded = SinkLayout { max_records: Some(KEEPS as u64), ..sink("c") };
     Layout { sinks: vec![sink("a"), sink("b"), bounded], ..layout() }
 }
 
 /// The steps of a run and the model after each.
-fn plan(seed: u64) -> (Vec<Step>, Vec<Model>) {
+pub(super) fn plan(seed: u64) -> (Vec<Step>, Vec<Model>) {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let (mut steps, mut models) = (Vec::new(), vec![Model::default()]);
     for _ in 0..8 + dice.below(24) {
@@ -130,9 +130,37 @@ fn after(before: &Model, step: &Step, index: u64) -> Model {
     model
 }
 
-fn text(number: u64, length: usize) -> Bytes {
+pub(super) fn text(number: u64, length: usize) -> Bytes {
     let number = number.to_string();
     Bytes::from(" ".repeat(length.saturating_sub(number.len())) + &number)
+}
+
+impl Step {
+    /// What it commits, between two models.
+    pub(super) fn commit(&self, index: u64, before: &Model, now: &Model) -> Commit {
+        let outbox = (0..3).filter(|sink| self.numbers[*sink] > 0).map(|sink| {
+            let first = before.put[sink];
+            let numbers = first..first + self.numbers[sink];
+            OutboxRows {
+                bodies: numbers.clone().map(|number| text(number, self.body)).collect(),
+                ..results(SINKS[sink], numbers, 1)
+            }
+        });
+        let rows = (self.rows > 0).then(|| log_rows(before.end..before.end + self.rows));
+        let states = self.states.iter().map(|(key, length)| StateChange {
+            key: *key,
+            bytes: length.map(|length| text(index, length)),
+        });
+        let reached = progress(&index.to_le_bytes(), now.end, now.floor);
+        Commit {
+            wait: true,
+            rows: rows.into_iter().collect(),
+            outbox: outbox.collect(),
+            progress: Some(StreamProgress { states: states.collect(), ..reached }),
+            counts: vec![("rows".into(), self.rows)],
+            boot: None,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -159,28 +187,7 @@ async fn run(disk: &FakeDisk, seed: u64, told: &mut Told) -> Result<(), StoreErr
             cursors[0] += 1;
             store.reject("a", cursors[0], "no");
         }
-        let outbox = (0..3).filter(|sink| step.numbers[*sink] > 0).map(|sink| {
-            let first = before.put[sink];
-            let numbers = first..first + step.numbers[sink];
-            OutboxRows {
-                bodies: numbers.clone().map(|number| text(number, step.body)).collect(),
-                ..results(SINKS[sink], numbers, 1)
-            }
-        });
-        let rows = (step.rows > 0).then(|| log_rows(before.end..before.end + step.rows));
-        let states = step.states.iter().map(|(key, length)| StateChange {
-            key: *key,
-            bytes: length.map(|length| text(index as u64, length)),
-        });
-        let reached = progress(&(index as u64).to_le_bytes(), now.end, now.floor);
-        let one = Commit {
-            wait: true,
-            rows: rows.into_iter().collect(),
-            outbox: outbox.collect(),
-            progress: Some(StreamProgress { states: states.collect(), ..reached }),
-            counts: vec![("rows".into(), step.rows)],
-            boot: None,
-        };
+        let one = step.commit(index as u64, before, now);
         open.push_back(submit_on(disk, &store, one).await?);
         if open.len() >= open_max {
             wait_for_first(disk, &mut open, told).await?;

@@ -21,6 +21,7 @@ use crate::store::files::TREE;
 use crate::store::identity::Birth;
 
 /// A small generator (xorshift64*), so that a seed names a run.
+#[derive(Debug, Clone)]
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -34,6 +35,15 @@ impl Dice {
     pub(super) fn below(&mut self, bound: usize) -> usize {
         usize::try_from(self.roll() % bound as u64).unwrap()
     }
+}
+
+/// What goes with a start of the machine.
+#[derive(Debug, Clone, Copy, Default)]
+struct Machine {
+    /// Which one it is, where it tells.
+    boot: Option<u64>,
+    /// Something was shown that was not durable.
+    stalled: bool,
 }
 
 #[derive(Debug, Default)]
@@ -57,6 +67,9 @@ struct Inner {
     capacity: Option<usize>,
     /// Beginnings of the names of files that take no writes.
     broken: Vec<String>,
+    /// Syncs of files whose names begin so fail, and leave any part of what was written on the device.
+    dying: Option<(String, Dice)>,
+    machine: Machine,
     crashed: bool,
     /// Syncs of each file that succeeded.
     syncs: BTreeMap<String, u64>,
@@ -155,6 +168,18 @@ impl FakeDisk {
         self.inner.lock().unwrap().broken = names.iter().map(|&name| name.to_owned()).collect();
     }
 
+    /// Syncs of files whose names begin so fail until this is taken back, and leave any part of what was
+    /// written on the device.
+    pub(super) fn set_dying(&self, dying: Option<(&str, u64)>) {
+        let dying = dying.map(|(name, seed)| (name.to_owned(), Dice(seed | 1)));
+        self.inner.lock().unwrap().dying = dying;
+    }
+
+    /// The machine tells its starts apart: each power cut is another one.
+    pub(super) fn tell_boots(&self) {
+        self.inner.lock().unwrap().machine.boot = Some(1);
+    }
+
     /// Resolves when the disk has crashed.
     pub(super) async fn death(&self) {
         let death = Arc::clone(&self.inner.lock().unwrap().death);
@@ -170,24 +195,26 @@ impl FakeDisk {
     pub(super) fn power_cut(&self, seed: Option<u64>) -> FakeDisk {
         let mut dice = seed.map(|seed| Dice(seed | 1));
         // Not held while files are: a store that has not noticed yet holds one and asks for it.
-        let (names, born) = {
+        let (names, born, boot) = {
             let inner = self.inner.lock().unwrap();
             let mut of_names = seed.map(|seed| Dice(seed.rotate_left(17) | 1));
-            (inner.names_left(&mut of_names), inner.born)
+            (inner.names_left(&mut of_names), inner.born, inner.machine.boot)
         };
         let left = names.into_iter().map(|(name, file)| {
             let file = left_of(&file.lock().unwrap(), &mut dice);
             (name, Arc::new(Mutex::new(file)))
         });
         let files: Names = left.collect();
-        FakeDisk::new(Inner { durable: files.clone(), files, born, ..Inner::default() })
+        let machine = Machine { boot: boot.map(|boot| boot + 1), stalled: false };
+        FakeDisk::new(Inner { durable: files.clone(), files, born, machine, ..Inner::default() })
     }
 
     /// What the next process finds when this one is killed now: all that was written, synced or not.
     pub(super) fn killed(&self) -> FakeDisk {
-        let (files, durable, unsynced, born) = {
+        let (files, durable, unsynced, (born, machine)) = {
             let inner = self.inner.lock().unwrap();
-            (inner.files.clone(), inner.durable.clone(), inner.unsynced.clone(), inner.born)
+            let names = (inner.files.clone(), inner.durable.clone(), inner.unsynced.clone());
+            (names.0, names.1, names.2, (inner.born, inner.machine))
         };
         // The same file stays one file under all its names.
         let mut copies: Vec<(Inode, Inode)> = Vec::new();
@@ -209,7 +236,7 @@ impl FakeDisk {
             NameChange::Remove(name) => NameChange::Remove(name),
         });
         let unsynced = unsynced.collect();
-        FakeDisk::new(Inner { files, durable, unsynced, born, ..Inner::default() })
+        FakeDisk::new(Inner { files, durable, unsynced, machine, born, ..Inner::default() })
     }
 
     fn new(inner: Inner) -> FakeDisk {
@@ -415,6 +442,19 @@ impl Disk for FakeDisk {
         self.publish(&beside, name, None)
     }
 
+    fn boot(&self) -> Option<String> {
+        self.inner.lock().unwrap().machine.boot.map(|boot| format!("boot-{boot}"))
+    }
+
+    fn note_stall(&self, stalled: bool) -> io::Result<()> {
+        self.inner.lock().unwrap().machine.stalled = stalled;
+        Ok(())
+    }
+
+    fn was_stalled(&self) -> bool {
+        self.inner.lock().unwrap().machine.stalled
+    }
+
     fn append(&self, name: &str, bytes: &[u8], _: u64) -> io::Result<()> {
         let file = self.file_or_new(name);
         let mut file = file.lock().unwrap();
@@ -482,6 +522,13 @@ impl StorageBackend for FakeBackend {
             let mut inner = self.disk.inner.lock().unwrap();
             if inner.crashed {
                 return outcome;
+            }
+            if let Some((name, dice)) = &mut inner.dying
+                && self.name.starts_with(&*name)
+            {
+                let left = left_of(&file, &mut Some(Dice(dice.roll() | 1)));
+                (file.device, file.dirty) = (left.device, Vec::new());
+                return Err(io::Error::other("a dying device"));
             }
             *inner.syncs.entry(self.name.clone()).or_default() += 1;
         }
