@@ -391,7 +391,7 @@ impl Committer {
         StoreStats {
             bytes_written: self.written(),
             written_today: self.state.meta.written_today + today,
-            file_bytes: tree + files.ring_length + files.shelves.bytes(),
+            file_bytes: tree + files.ring_length + files.shelves.bytes() + files.aside_bytes,
             corrupt_records: self.book.damage.records,
             corrupt_rows: self.book.damage.rows,
             stalled: self.stats.stalled.clone().or_else(|| self.held_back.clone()),

@@ -47,6 +47,8 @@ pub(super) struct Files {
     pub(super) shelves: Shelves,
     pub(super) tree: Option<Database>,
     pub(super) cache_bytes: usize,
+    /// Bytes of damaged files that are kept aside.
+    pub(super) aside_bytes: u64,
     pub(super) _lock: Box<dyn std::fmt::Debug + Send>,
 }
 

@@ -11,6 +11,7 @@
 //! `compact` gives room in the tree back, `overlay` is a folder that is only looked at.
 
 mod answers;
+mod aside;
 mod book;
 mod border;
 mod checkpoint;

@@ -175,6 +175,9 @@ impl Committer {
             // the checkpoint it counts as lost, not as dropped.
             let is_full = matches!(trouble, Trouble::Full(_));
             self.want.met |= is_full;
+            if is_full && self.give_way_aside() {
+                continue;
+            }
             if !is_full || self.book.memory() < patience || !self.give_way() {
                 return Err(trouble);
             }

@@ -32,15 +32,13 @@ use super::replay::{Replayed, replay};
 use super::ring::{self, BLOCK};
 use super::shelf::Shelves;
 use super::state::State;
-use super::{states, upgrade};
+use super::{aside, states, upgrade};
 
 pub(super) use rings::keep_reserve;
 use rings::new_ring_id;
 
 const LOCK: &str = "store.lock";
 const EPOCH: &str = "store.epoch";
-/// Broken files that are kept; after that the newest takes the last place.
-const QUARANTINES_MAX: u32 = 4;
 
 /// A store that works, and what it took.
 #[derive(Debug)]
@@ -238,6 +236,7 @@ impl Opening<'_> {
             run,
             tree,
             cache_bytes: self.options.cache_bytes,
+            aside_bytes: 0,
             _lock: lock,
         };
         Book::new(files, Damage::new(Arc::clone(self.disk)), 1)
@@ -361,6 +360,8 @@ impl Opening<'_> {
         }
         book.files.shelves.sweep_folder().map_err(|error| self.error(TREE, error))?;
         book.files.shelves.sweep();
+        let kept = aside::bound(&**self.disk, self.options.max_bytes);
+        book.files.aside_bytes = kept.map_err(|error| self.error(TREE, error))?;
         keep_reserve(&**self.disk, book.files.ring_length);
         Ok(())
     }
@@ -471,16 +472,4 @@ fn list_shelved(book: &mut Book, side: Side, name: Arc<str>, piece: Piece) {
         book.files.shelves.hold(file, at + u64::from(piece.length));
     }
     book.queues_mut(side).entry(name).or_default().pieces.push_back(piece);
-}
-
-/// The name that a broken file gets.
-pub(super) fn quarantine_name(disk: &dyn Disk, file: &str) -> Result<String, StoreError> {
-    let name = |number| format!("{file}.quarantine-{number}");
-    for number in 1..QUARANTINES_MAX {
-        let taken = disk.length(&name(number)).map_err(|e| io_error(disk, file, e))?;
-        if taken.is_none() {
-            return Ok(name(number));
-        }
-    }
-    Ok(name(QUARANTINES_MAX))
 }

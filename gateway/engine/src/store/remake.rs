@@ -8,12 +8,12 @@
 
 use std::sync::Arc;
 
+use super::aside;
 use super::book::Book;
 use super::checkpoint::checkpoint;
 use super::damage::{Trouble, contained};
 use super::files::{Broken, ReadRecords, Records, TREE, TREE_NEW, open_tree, records, write};
 use super::format::{Kind, SEAL_BYTES, key, unseal};
-use super::recovery::quarantine_name;
 use super::state::State;
 use super::states;
 
@@ -52,7 +52,7 @@ fn replace(
     if let Some(tree) = book.files.tree.take() {
         contained(|| tree.close().map_err(Trouble::from))?;
     }
-    let aside = quarantine_name(&*disk, TREE).map_err(|error| Trouble::Io(error.to_string()))?;
+    let aside = aside::name_for(&*disk, TREE).map_err(redb::Error::Io)?;
     disk.publish(TREE_NEW, TREE, Some(&aside)).map_err(redb::Error::Io)?;
     book.files.reopen_tree()?;
     tracing::warn!(aside, "the store's checkpoint was damaged and is made anew");

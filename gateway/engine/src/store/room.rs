@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use super::aside;
 use super::book::{Frame, Queue};
 use super::border::{Layout, WhenFull};
 use super::checkpoint::checkpoint;
@@ -101,6 +102,9 @@ impl Committer {
             };
             let is_full = matches!(trouble, Trouble::Full(_));
             self.want.met |= is_full;
+            if is_full && self.give_way_aside() {
+                continue;
+            }
             if !is_full || !self.is_tight() || !self.give_way_durably()? {
                 return Err(trouble);
             }
@@ -133,6 +137,10 @@ impl Committer {
             Err(Trouble::Damaged(reason)) => {
                 tracing::error!(reason, "the store's checkpoint is damaged; making it again");
                 remake(&mut self.book, &mut self.state)?;
+                let (disk, max_bytes) = (&*self.book.files.disk, self.shared.claims().max_bytes);
+                if let Ok(kept) = aside::bound(disk, max_bytes) {
+                    self.book.files.aside_bytes = kept;
+                }
             }
             outcome => outcome?,
         }
@@ -141,6 +149,14 @@ impl Committer {
         self.tree_is_clean = false;
         keep_reserve(&*self.book.files.disk, self.book.files.ring_length);
         Ok(())
+    }
+
+    /// Lets a damaged file go that was kept aside, before anything that somebody waits for.
+    pub(super) fn give_way_aside(&mut self) -> bool {
+        let files = &mut self.book.files;
+        let gone = aside::give_way(&*files.disk);
+        files.aside_bytes = files.aside_bytes.saturating_sub(gone.unwrap_or(0));
+        gone.is_some()
     }
 
     /// Lets the policies decide what gives way; `false` when nothing is left that may. In no frame

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use redb::StorageBackend;
 
+use super::super::aside;
 use super::super::border::StoreError;
 use super::super::disk::{Counted, Disk};
 use super::super::files::{RESERVE, RING, RING_NEW, open_ring};
 use super::super::identity::{self, IDENTITY, Judgement};
 use super::super::record::Meta;
 use super::super::ring::{self, BLOCK};
-use super::{Opening, quarantine_name};
+use super::Opening;
 
 /// A ring of this length is made for the smallest bound of a store.
 const RING_BYTES_SMALL: u64 = 512 << 10;
@@ -80,7 +81,8 @@ impl Opening<'_> {
 
     /// The name that what lies in the place of the ring gets.
     pub(super) fn ring_aside(&mut self) -> Result<String, StoreError> {
-        let name = quarantine_name(&**self.disk, RING)?;
+        let name = aside::name_for(&**self.disk, RING);
+        let name = name.map_err(|error| self.error(RING, error))?;
         tracing::error!(name, "the store's ring is not the one that was written: moved aside");
         self.recovery.quarantined = Some(self.disk.path(&name));
         Ok(name)

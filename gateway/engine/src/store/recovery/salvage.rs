@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use redb::Database;
 
+use super::super::aside;
 use super::super::book::{Book, Place, Queue, Side};
 use super::super::border::StoreError;
 use super::super::checkpoint::{checkpoint, for_each};
@@ -20,7 +21,7 @@ use super::super::replay::{self, Replayed, replay};
 use super::super::ring;
 use super::super::state::State;
 use super::rings::new_ring_id;
-use super::{Opening, Tree, list_shelved, quarantine_name};
+use super::{Opening, Tree, list_shelved};
 
 impl Opening<'_> {
     /// What a tree is good for of which a page fails its checksum.
@@ -111,7 +112,8 @@ impl Opening<'_> {
             if !drop_contained(tree) {
                 tracing::debug!("the broken file did not close cleanly");
             }
-            aside = Some(quarantine_name(&**self.disk, TREE)?);
+            let name = aside::name_for(&**self.disk, TREE);
+            aside = Some(name.map_err(|error| self.error(TREE, error))?);
         }
         let mut state = State::new(Meta::new(0, &self.options.gateway, id));
         self.list_shelves(&mut book)?;

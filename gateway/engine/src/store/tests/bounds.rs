@@ -268,3 +268,67 @@ async fn p08_what_was_written_today_is_known_after_a_kill() {
         "{before} before the kill, {after} behind it"
     );
 }
+
+fn kept_aside(disk: &FakeDisk) -> Vec<String> {
+    disk.names().into_iter().filter(|name| name.contains(".quarantine-")).collect()
+}
+
+/// Damaged files were kept beside the bound, four of each name: more than the store itself may have.
+#[tokio::test]
+async fn a55_damaged_files_that_are_kept_have_a_bound() {
+    const MIB: usize = 1 << 20;
+    for (sizes, left) in [
+        (vec![1, 1, 1, 1, 1, 1], vec![3, 4, 5, 6]),
+        (vec![1, 3, 1, 1, 1], vec![3, 4, 5]),
+        (vec![1, 1, 30], vec![3]),
+    ] {
+        let disk = FakeDisk::default();
+        for (number, size) in (1..).zip(&sizes) {
+            let file = if number % 2 == 0 { "store.ring" } else { "store.redb" };
+            disk.place(&format!("{file}.quarantine-{number}"), &vec![7; size * MIB]);
+        }
+        let bounded = StoreOptions { max_bytes: 16 << 20, ..options() };
+        let (store, _) = open_with(&disk, &bounded, layout()).unwrap();
+        let mut numbers: Vec<usize> = kept_aside(&disk)
+            .iter()
+            .map(|name| name.rsplit_once('-').unwrap().1.parse().unwrap())
+            .collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, left, "{sizes:?}");
+        answered(&store).await;
+        let kept: usize = left.iter().map(|number| sizes[number - 1] * MIB).sum();
+        let told = store.stats().file_bytes;
+        assert!(told > kept as u64 && told < (kept + MIB) as u64, "{sizes:?}: {told}");
+        store.close().await.unwrap();
+    }
+}
+
+/// A disk without room, and 200 kB of it is a damaged file that was kept: that goes, and no record does.
+#[tokio::test]
+async fn f06_what_was_kept_aside_goes_before_any_record() {
+    for kept in [false, true] {
+        let disk = FakeDisk::default();
+        let (store, _) = open(&disk).unwrap();
+        store.close().await.unwrap();
+        if kept {
+            disk.place("store.ring.quarantine-1", &vec![7; 200_000]);
+        }
+        let (store, _) = open(&disk).unwrap();
+        disk.set_room(0);
+        // Twice what the ring holds.
+        let mut tickets = Vec::new();
+        for number in 0..14 {
+            let bodies = vec![Bytes::from(vec![b'x'; 9_000])];
+            let outbox = vec![OutboxRows { bodies, ..results("a", number..number, 1) }];
+            let commit = Commit { wait: true, outbox, ..Commit::default() };
+            tickets.push(store.submit(commit).await.unwrap());
+            store.flush();
+            answered(&store).await;
+        }
+        let told = tickets.into_iter().map(FutureExt::now_or_never);
+        let durable = told.flatten().count();
+        let dropped = store.backlog("a").dropped;
+        assert_eq!(durable == 14 && dropped == 0, kept, "{durable}, {dropped} dropped");
+        assert!(kept_aside(&disk).is_empty());
+    }
+}
