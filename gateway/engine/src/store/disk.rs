@@ -64,8 +64,8 @@ pub(super) trait Disk: Debug + Send + Sync {
     /// one before.
     fn boot(&self) -> Option<String>;
 
-    /// Notes whether anything is delivered that is in memory only, for as long as the machine runs and no
-    /// longer: not on this disk, which may take no writes.
+    /// Notes whether anything is delivered that is in memory only, for as long as the machine runs at least.
+    /// This disk alone would not do: it may take no writes.
     fn note_stall(&self, stalled: bool) -> io::Result<()>;
 
     /// Whether that was noted last.
@@ -77,6 +77,8 @@ pub(super) trait Disk: Debug + Send + Sync {
 
 /// Where files are in memory, until the machine ends.
 const MEMORY: &str = "/dev/shm";
+/// The note that a process ended while it could not write.
+const STALLED: &str = "store.stalled";
 
 /// A folder of the file system.
 #[derive(Debug)]
@@ -104,10 +106,12 @@ impl Folder {
         Ok(())
     }
 
-    /// A file in memory, named by what the folder is, not by what it is called.
-    fn stall_note(&self) -> io::Result<PathBuf> {
+    /// A file in memory, named by what the folder is, not by what it is called; and one in the folder: a
+    /// container's memory may go with its process, and a full disk still takes an empty file.
+    pub(super) fn stall_notes(&self) -> io::Result<[PathBuf; 2]> {
         let meta = fs::metadata(&self.0)?;
-        Ok(Path::new(MEMORY).join(format!("tidegate-stall-{:x}-{:x}", meta.dev(), meta.ino())))
+        let name = format!("tidegate-stall-{:x}-{:x}", meta.dev(), meta.ino());
+        Ok([Path::new(MEMORY).join(name), self.path(STALLED)])
     }
 
     fn options() -> OpenOptions {
@@ -222,19 +226,22 @@ impl Disk for Folder {
     }
 
     fn note_stall(&self, stalled: bool) -> io::Result<()> {
-        let note = self.stall_note()?;
+        let notes = self.stall_notes()?;
         if !stalled {
-            return found(fs::remove_file(note)).map(drop);
+            return notes.iter().try_for_each(|note| found(fs::remove_file(note)).map(drop));
         }
         // Not through a link that somebody else put there.
-        match Self::options().create_new(true).write(true).open(note) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
-        }
+        let [memory, disk] =
+            notes.map(|note| match Self::options().create_new(true).write(true).open(note) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                _ => Ok(()),
+            });
+        memory.or(disk)
     }
 
     fn was_stalled(&self) -> bool {
-        self.stall_note().is_ok_and(|note| note.symlink_metadata().is_ok())
+        let is_there = |note: &PathBuf| note.symlink_metadata().is_ok();
+        self.stall_notes().is_ok_and(|notes| notes.iter().any(is_there))
     }
 
     fn append(&self, name: &str, bytes: &[u8], bytes_max: u64) -> io::Result<()> {

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use super::fake::Dice;
 use super::*;
+use crate::store::disk::Folder;
 
 /// Set for the child only: the folder that it writes to.
 const WRITER: &str = "TIDEGATE_TEST_STORE_WRITER";
@@ -180,6 +181,40 @@ async fn f04_what_a_crashed_creation_left_behind_is_no_obstacle() {
     assert_eq!((recovery.created, recovery.quarantined), (true, Some(aside.clone())));
     assert_eq!(fs::read(aside).unwrap(), [7; 9_000]);
     assert_eq!(store.epoch(), 8);
+}
+
+/// P11: of two notes one is enough, and the start that reads them takes them away. A kill alone is none.
+#[tokio::test]
+async fn f01_a_process_that_ended_while_it_could_not_write_is_known_to_the_next_one() {
+    let scratch = Scratch::new("stall");
+    let opened = || {
+        let (store, recovery) = scratch.open().unwrap();
+        (store.epoch(), recovery.ids_doubted, store)
+    };
+    let (mut epoch, doubted, store) = opened();
+    assert!(!doubted, "it is new");
+    store.close().await.unwrap();
+    let folder = Folder(scratch.0.join("store"));
+    let notes = folder.stall_notes().unwrap();
+    assert_eq!(notes[1], scratch.0.join("store/store.stalled"));
+    for lost in &notes {
+        folder.note_stall(true).unwrap();
+        folder.note_stall(true).unwrap();
+        fs::remove_file(lost).unwrap();
+        assert!(folder.was_stalled());
+        let (next, doubted, store) = opened();
+        assert!(doubted && next > epoch, "{lost:?} was lost: {next} after {epoch}");
+        epoch = next;
+        store.close().await.unwrap();
+        assert!(!folder.was_stalled() && notes.iter().all(|note| !note.exists()));
+        let (next, doubted, store) = opened();
+        assert_eq!((next, doubted), (epoch, false));
+        store.close().await.unwrap();
+    }
+    folder.note_stall(true).unwrap();
+    folder.note_stall(false).unwrap();
+    let (next, doubted, _store) = opened();
+    assert_eq!((next, doubted), (epoch, false));
 }
 
 #[tokio::test]
