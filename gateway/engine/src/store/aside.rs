@@ -2,11 +2,12 @@
 //!
 //! They are no data that anybody waits for: at most [`FILES_MAX`] of them and a quarter of the store's bound
 //! are kept, the oldest goes first, and on a full disk they go before anything that the store holds. The
-//! newest one stays until then, however large it is. Knows no file's meaning.
+//! newest ring and the newest tree stay until then, however large they are. Knows no file's meaning.
 
 use std::io;
 
 use super::disk::Disk;
+use super::files::{RING, TREE};
 
 /// What stands between the name that a file had and its number.
 const MARK: &str = ".quarantine-";
@@ -18,46 +19,71 @@ const SHARE: u64 = 4;
 /// The name that a broken file gets: with a higher number than any other one.
 pub(super) fn name_for(disk: &dyn Disk, file: &str) -> io::Result<String> {
     let newest = kept(disk)?.last().map_or(0, |(number, _)| *number);
-    Ok(format!("{file}{MARK}{}", newest + 1))
+    Ok(format!("{file}{MARK}{}", newest.saturating_add(1)))
 }
 
 /// The files that were moved aside, the oldest first: number and name.
 fn kept(disk: &dyn Disk) -> io::Result<Vec<(u32, String)>> {
-    let number = |name: &str| name.split_once(MARK)?.1.parse::<u32>().ok();
+    let number = |name: &str| {
+        let (file, number) = name.split_once(MARK)?;
+        [RING, TREE].contains(&file).then(|| number.parse::<u32>().ok())?
+    };
     let names = disk.names()?.into_iter();
     let mut found: Vec<_> = names.filter_map(|name| Some((number(&name)?, name))).collect();
     found.sort();
     Ok(found)
 }
 
-/// Lets the oldest go until the bounds of a store of `max_bytes` are held; gives the bytes that stay.
-pub(super) fn bound(disk: &dyn Disk, max_bytes: u64) -> io::Result<u64> {
-    let mut files = Vec::new();
-    for (_, name) in kept(disk)? {
-        files.push((disk.length(&name)?.unwrap_or(0), name));
-    }
-    let mut left: u64 = files.iter().map(|(bytes, _)| bytes).sum();
-    let mut count = files.len();
-    for (bytes, name) in files {
-        if count <= 1 || (count <= FILES_MAX && left <= max_bytes / SHARE) {
+/// Lets the oldest go until the bounds of a store of `max_bytes` are held; gives the bytes that stay. One that
+/// cannot be removed stays, and is told.
+pub(super) fn bound(disk: &dyn Disk, max_bytes: u64) -> u64 {
+    let names: Vec<String> = match kept(disk) {
+        Ok(found) => found.into_iter().map(|(_, name)| name).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "what is kept aside cannot be listed");
+            return 0;
+        }
+    };
+    let length = |name: &String| disk.length(name).ok().flatten().unwrap_or(0);
+    let is_newest = |name: &String| {
+        let same = |other: &&String| {
+            other.split_once(MARK).map(|o| o.0) == name.split_once(MARK).map(|n| n.0)
+        };
+        names.iter().rfind(same) == Some(name)
+    };
+    let (mut count, mut left) = (names.len(), names.iter().map(length).sum::<u64>());
+    for name in names.iter().filter(|name| !is_newest(name)) {
+        if count <= FILES_MAX && left <= max_bytes / SHARE {
             break;
         }
-        disk.remove(&name)?;
+        let bytes = length(name);
+        match disk.remove(name) {
+            Ok(()) => {
+                tracing::warn!(
+                    name,
+                    bytes,
+                    "a damaged file that was kept aside is removed: newer ones are there"
+                );
+                (left, count) = (left.saturating_sub(bytes), count - 1);
+            }
+            Err(error) => {
+                tracing::warn!(name, %error, "a damaged file that is kept aside cannot be removed");
+            }
+        }
+    }
+    left
+}
+
+/// Lets the oldest go that can, because the disk is full; gives its bytes, or `None` where there is none.
+pub(super) fn give_way(disk: &dyn Disk) -> Option<u64> {
+    kept(disk).ok()?.into_iter().find_map(|(_, name)| {
+        let bytes = disk.length(&name).ok()??;
+        disk.remove(&name).ok()?;
         tracing::warn!(
             name,
             bytes,
-            "a damaged file that was kept aside is removed: there are newer ones"
+            "the disk is full: a damaged file that was kept aside is removed"
         );
-        (left, count) = (left - bytes, count - 1);
-    }
-    Ok(left)
-}
-
-/// Lets the oldest go because the disk is full; gives its bytes, or `None` where there is none.
-pub(super) fn give_way(disk: &dyn Disk) -> Option<u64> {
-    let (_, name) = kept(disk).ok()?.into_iter().next()?;
-    let bytes = disk.length(&name).ok()??;
-    disk.remove(&name).ok()?;
-    tracing::warn!(name, bytes, "the disk is full: a damaged file that was kept aside is removed");
-    Some(bytes)
+        Some(bytes)
+    })
 }

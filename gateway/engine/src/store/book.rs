@@ -161,6 +161,8 @@ pub(super) struct Book {
     pub(super) sequence: u64,
     /// Where the next frame goes, if it fits there.
     pub(super) head: u64,
+    /// The last frame that a checkpoint may contain of which nobody knows whether it landed; 0 where all is known.
+    pub(super) undecided: u64,
 }
 
 /// Bytes of a frame whose memory is kept for the next one.
@@ -189,6 +191,7 @@ impl Book {
             spare: Vec::new(),
             sequence,
             head: 0,
+            undecided: 0,
         }
     }
 

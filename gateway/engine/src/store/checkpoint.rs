@@ -8,10 +8,10 @@
 use redb::ReadableTable;
 
 use super::book::{Book, Piece, Place, Side};
-use super::damage::Trouble;
+use super::damage::{Trouble, contained};
 use super::files::{RESERVE, Records, write};
-use super::format::{FORMAT, Kind, Reader, key, seal};
-use super::record::encode_progress;
+use super::format::{FORMAT, Kind, Reader, key, seal, unseal};
+use super::record::{Meta, encode_progress};
 use super::rows::encode_schema;
 use super::stamps::Boots;
 use super::state::State;
@@ -20,6 +20,17 @@ use super::states;
 /// Writes all that is known into the tree, durably; from then on frames without needed rows are
 /// forgotten. Every frame must be durable, or hold no needed row.
 pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Result<(), Trouble> {
+    write_checkpoint(book, state, clean)?;
+    take_note(book, state.meta.commit);
+    Ok(())
+}
+
+/// Writes all that is known into the tree that is open. Nothing is forgotten yet.
+pub(super) fn write_checkpoint(
+    book: &mut Book,
+    state: &mut State,
+    clean: bool,
+) -> Result<(), Trouble> {
     let commit = book.sequence - 1;
     let before = state.meta.clone();
     let first_needed = book.frames.iter().find(|frame| frame.live > 0);
@@ -40,18 +51,44 @@ pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Res
         tracing::warn!("the disk is full: the store's reserve is given up");
         outcome = book.files.reopen_tree().and_then(|()| write_tree(book, state));
     }
-    if let Err(trouble) = outcome {
-        // redb writes no more after an error; whether the transaction landed does not matter,
-        // because all of it is in the ring as well. A damaged tree is left as it is: redb would go back to an
-        // older checkpoint, or write to it.
-        let is_damaged = matches!(trouble, Trouble::Damaged(_));
-        if !is_damaged && let Err(again) = book.files.reopen_tree() {
-            tracing::debug!(reason = again.text(), "the checkpoint file stays closed");
-        }
-        // What the tree may not contain is still needed in the ring.
-        state.meta = before;
-        return Err(trouble);
+    let Err(trouble) = outcome else {
+        book.undecided = 0;
+        return Ok(());
+    };
+    // redb writes no more after an error. A damaged tree is left as it is: redb would go back to an older
+    // checkpoint, or write to it.
+    let is_damaged = matches!(trouble, Trouble::Damaged(_));
+    if !is_damaged && let Err(again) = book.files.reopen_tree() {
+        tracing::debug!(reason = again.text(), "the checkpoint file stays closed");
     }
+    // Whether the transaction landed does not matter to what is in the ring. It does to the next sequence:
+    // behind a checkpoint none is given that it contains.
+    match if is_damaged { None } else { stored_meta(book) } {
+        Some(stored) if stored == state.meta => {
+            tracing::warn!(reason = trouble.text(), "the checkpoint that failed is there");
+            book.undecided = 0;
+            return Ok(());
+        }
+        Some(_) => {}
+        None => book.undecided = book.undecided.max(commit),
+    }
+    // What the tree may not contain is still needed in the ring.
+    state.meta = before;
+    Err(trouble)
+}
+
+/// What the tree on the device says of the whole; `None` where it does not say.
+fn stored_meta(book: &Book) -> Option<Meta> {
+    let at = key(Kind::Meta, "", 0);
+    let found = contained(|| {
+        let found = book.files.records()?.get_owned(at.as_slice())?;
+        Ok(found.map(|found| found.value().to_vec()))
+    });
+    Meta::decode(unseal(&at, &found.ok()??)?)
+}
+
+/// The checkpoint is durable, and contains the frames up to `commit`: forgets what is not needed any more.
+pub(super) fn take_note(book: &mut Book, commit: u64) {
     for side in [Side::Outbox, Side::Log] {
         for queue in book.queues_mut(side).values_mut() {
             let shelved =
@@ -77,7 +114,6 @@ pub(super) fn checkpoint(book: &mut Book, state: &mut State, clean: bool) -> Res
     book.frames.retain(|frame| frame.live > 0 || frame.offset.is_some());
     book.free(commit);
     book.files.shelves.sweep();
-    Ok(())
 }
 
 fn write_tree(book: &mut Book, state: &State) -> Result<(), Trouble> {

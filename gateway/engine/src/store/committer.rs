@@ -38,7 +38,7 @@ const DAY_US: i64 = 86_400_000_000;
 
 /// Who waits for a frame.
 #[derive(Default)]
-struct Group {
+pub(super) struct Group {
     answers: Vec<Answer>,
     tickets: Vec<oneshot::Sender<Result<(), StoreError>>>,
     /// The places in the queue, all in one.
@@ -48,6 +48,19 @@ struct Group {
 }
 
 impl Group {
+    /// Takes in who waits for a later frame. Who does not wait any more is left out.
+    pub(super) fn join(&mut self, later: Group) {
+        self.answers.extend(later.answers);
+        self.tickets.extend(later.tickets);
+        self.tickets.retain(|ticket| !ticket.is_closed());
+        match (&mut self.slots, later.slots) {
+            (Some(slots), Some(more)) => slots.merge(more),
+            (slots @ None, more) => *slots = more,
+            _ => {}
+        }
+        self.coming.extend(later.coming);
+    }
+
     fn is_empty(&self) -> bool {
         self.answers.is_empty() && self.tickets.is_empty()
     }
@@ -83,7 +96,7 @@ impl Group {
 /// A frame that is not durable, or of which nobody was told.
 pub(super) struct Held {
     pub(super) sequence: u64,
-    group: Group,
+    pub(super) group: Group,
     /// What is shown of the store once it may be seen.
     pub(super) state: Option<Arc<State>>,
 }

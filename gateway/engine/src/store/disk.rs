@@ -9,8 +9,8 @@ use std::io::{self, Read, Write};
 use std::ops::Bound;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::UNIX_EPOCH;
 
 use redb::backends::FileBackend;
@@ -64,37 +64,46 @@ pub(super) trait Disk: Debug + Send + Sync {
     /// one before.
     fn boot(&self) -> Option<String>;
 
-    /// Notes whether anything is delivered that is in memory only, for as long as the machine runs at least.
-    /// This disk alone would not do: it may take no writes.
-    fn note_stall(&self, stalled: bool) -> io::Result<()>;
+    /// Notes in which epoch something is delivered that is in memory only, if anything is, for as long as the
+    /// machine runs at least. This disk alone would not do: it may take no writes.
+    fn note_stall(&self, epoch: Option<u64>) -> io::Result<()>;
 
-    /// Whether that was noted last.
-    fn was_stalled(&self) -> bool;
+    /// The epoch that was noted last.
+    fn was_stalled(&self) -> Option<u64>;
 
     /// Appends to a file unless it would grow beyond `bytes_max`. Not synced.
     fn append(&self, name: &str, bytes: &[u8], bytes_max: u64) -> io::Result<()>;
 }
 
-/// Where files are in memory, until the machine ends.
+/// Where files are in memory where the service manager names no folder for that.
 const MEMORY: &str = "/dev/shm";
 /// The note that a process ended while it could not write.
 const STALLED: &str = "store.stalled";
 
 /// A folder of the file system.
 #[derive(Debug)]
-pub(super) struct Folder(pub(super) PathBuf);
+pub(super) struct Folder {
+    path: PathBuf,
+    /// Its device and inode, from when it was locked on.
+    number: OnceLock<(u64, u64)>,
+}
 
 impl Folder {
+    /// A folder that may not be there yet.
+    pub(super) fn new(path: PathBuf) -> Self {
+        Folder { path, number: OnceLock::new() }
+    }
+
     fn sync(&self) -> io::Result<()> {
-        File::open(&self.0)?.sync_all()
+        File::open(&self.path)?.sync_all()
     }
 
     /// Makes the folder, and those that it lies in, where they are missing; durably, so that no power cut
     /// takes the whole store along.
     fn make(&self) -> io::Result<()> {
         let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
-        let missing: Vec<&Path> = self.0.ancestors().take_while(is_missing).collect();
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        let missing: Vec<&Path> = self.path.ancestors().take_while(is_missing).collect();
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
         for folder in missing {
             let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
             match File::open(parent.unwrap_or(Path::new("."))) {
@@ -107,11 +116,18 @@ impl Folder {
     }
 
     /// A file in memory, named by what the folder is, not by what it is called; and one in the folder: a
-    /// container's memory may go with its process, and a full disk still takes an empty file.
+    /// container's memory may go with its process, and a full disk often takes a small file.
     pub(super) fn stall_notes(&self) -> io::Result<[PathBuf; 2]> {
-        let meta = fs::metadata(&self.0)?;
-        let name = format!("tidegate-stall-{:x}-{:x}", meta.dev(), meta.ino());
-        Ok([Path::new(MEMORY).join(name), self.path(STALLED)])
+        let number = |folder: &Path| fs::metadata(folder).map(|meta| (meta.dev(), meta.ino()));
+        // A file system that has failed may tell nothing any more.
+        let (device, inode) = match self.number.get() {
+            Some(known) => *known,
+            None => number(&self.path)?,
+        };
+        let runtime = std::env::var_os("RUNTIME_DIRECTORY").map(PathBuf::from);
+        let memory = runtime.filter(|folder| folder.is_dir()).unwrap_or_else(|| MEMORY.into());
+        let name = format!("tidegate-stall-{device:x}-{inode:x}");
+        Ok([memory.join(name), self.path(STALLED)])
     }
 
     fn options() -> OpenOptions {
@@ -131,11 +147,13 @@ fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 impl Disk for Folder {
     fn path(&self, name: &str) -> PathBuf {
-        self.0.join(Path::new(name))
+        self.path.join(Path::new(name))
     }
 
     fn lock(&self, name: &str) -> io::Result<Option<Box<dyn Debug + Send>>> {
         self.make()?;
+        let meta = fs::metadata(&self.path)?;
+        self.number.get_or_init(|| (meta.dev(), meta.ino()));
         let file =
             Self::options().create(true).truncate(false).write(true).open(self.path(name))?;
         match file.try_lock() {
@@ -181,7 +199,7 @@ impl Disk for Folder {
     }
 
     fn room(&self) -> io::Result<u64> {
-        let figures = rustix::fs::statvfs(&self.0)?;
+        let figures = rustix::fs::statvfs(&self.path)?;
         Ok(figures.f_bavail.saturating_mul(figures.f_frsize))
     }
 
@@ -190,7 +208,7 @@ impl Disk for Folder {
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
-        let entries = fs::read_dir(&self.0)?;
+        let entries = fs::read_dir(&self.path)?;
         entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
     }
 
@@ -225,23 +243,28 @@ impl Disk for Folder {
         Some(id.trim().to_owned())
     }
 
-    fn note_stall(&self, stalled: bool) -> io::Result<()> {
+    fn note_stall(&self, epoch: Option<u64>) -> io::Result<()> {
         let notes = self.stall_notes()?;
-        if !stalled {
-            return notes.iter().try_for_each(|note| found(fs::remove_file(note)).map(drop));
-        }
+        let gone = notes.each_ref().map(|note| found(fs::remove_file(note)).map(drop));
+        let Some(epoch) = epoch else {
+            return gone.into_iter().collect();
+        };
         // Not through a link that somebody else put there.
-        let [memory, disk] =
-            notes.map(|note| match Self::options().create_new(true).write(true).open(note) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-                _ => Ok(()),
-            });
+        let [memory, disk] = notes.map(|note| {
+            let mut file = Self::options().create_new(true).write(true).open(note)?;
+            file.write_all(epoch.to_string().as_bytes())
+        });
         memory.or(disk)
     }
 
-    fn was_stalled(&self) -> bool {
-        let is_there = |note: &PathBuf| note.symlink_metadata().is_ok();
-        self.stall_notes().is_ok_and(|notes| notes.iter().any(is_there))
+    fn was_stalled(&self) -> Option<u64> {
+        let told = |note: PathBuf| {
+            note.symlink_metadata().ok()?;
+            let text = fs::read_to_string(note).ok();
+            // A full disk takes the name and no content.
+            Some(text.and_then(|text| text.parse().ok()).unwrap_or(0))
+        };
+        self.stall_notes().ok()?.into_iter().filter_map(told).max()
     }
 
     fn append(&self, name: &str, bytes: &[u8], bytes_max: u64) -> io::Result<()> {

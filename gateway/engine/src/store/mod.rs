@@ -112,7 +112,7 @@ impl Store {
         reason = "nobody has a use for the options afterwards"
     )]
     pub fn open(options: StoreOptions, layout: Layout) -> Result<(Store, Recovery), StoreError> {
-        let disk: Arc<dyn Disk> = Arc::new(Folder(options.dir.clone()));
+        let disk: Arc<dyn Disk> = Arc::new(Folder::new(options.dir.clone()));
         Self::open_on(&disk, &options, layout)
     }
 
@@ -125,7 +125,7 @@ impl Store {
     )]
     pub fn look(options: StoreOptions, layout: Layout) -> Result<(Store, Recovery), StoreError> {
         let disk: Arc<dyn Disk> = Arc::new(Overlay::new(options.dir.clone()));
-        Self::open_on(&disk, &options, layout)
+        Self::open_at(&disk, &options, layout, true)
     }
 
     fn open_on(
@@ -133,8 +133,20 @@ impl Store {
         options: &StoreOptions,
         layout: Layout,
     ) -> Result<(Store, Recovery), StoreError> {
+        Self::open_at(disk, options, layout, false)
+    }
+
+    fn open_at(
+        disk: &Arc<dyn Disk>,
+        options: &StoreOptions,
+        layout: Layout,
+        only_looks: bool,
+    ) -> Result<(Store, Recovery), StoreError> {
         let path = disk.path(files::TREE);
-        let opened = recovery::open(disk, options, &layout)?;
+        let mut opened = recovery::open(disk, options, &layout)?;
+        if !only_looks {
+            opened.book.files.aside_bytes = aside::bound(&**disk, options.max_bytes);
+        }
         let recovery = opened.recovery.clone();
         let state = Arc::new(opened.state.clone());
         let shared = Arc::new(Shared::new(options, layout, state));

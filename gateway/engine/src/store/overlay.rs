@@ -32,7 +32,7 @@ pub(super) struct Overlay {
 
 impl Overlay {
     pub(super) fn new(path: PathBuf) -> Self {
-        Overlay { folder: Folder(path), files: Mutex::default() }
+        Overlay { folder: Folder::new(path), files: Mutex::default() }
     }
 
     /// A file as it would be now.
@@ -153,11 +153,11 @@ impl Disk for Overlay {
         self.folder.boot()
     }
 
-    fn note_stall(&self, _: bool) -> io::Result<()> {
+    fn note_stall(&self, _: Option<u64>) -> io::Result<()> {
         Ok(())
     }
 
-    fn was_stalled(&self) -> bool {
+    fn was_stalled(&self) -> Option<u64> {
         self.folder.was_stalled()
     }
 

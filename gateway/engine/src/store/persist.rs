@@ -66,7 +66,7 @@ impl Committer {
                 self.note_trouble(&trouble, attempt);
                 attempt += 1;
                 if attempt == ATTEMPTS_MAX || matches!(trouble, Trouble::Full(_)) {
-                    self.stall(trouble.text());
+                    self.stall(&trouble);
                     return;
                 }
             }
@@ -77,22 +77,23 @@ impl Committer {
         }
         if self.stats.stalled.take().is_some() {
             self.repack_at = 0;
-            self.note_stall(false);
+            self.note_stall(None);
             tracing::info!("the store can write again");
         }
     }
 
     /// From here on what is in memory is shown and delivered. Should it be lost, the next start must know
     /// that ids were given which the store does not know.
-    fn stall(&mut self, reason: &str) {
-        if self.stats.stalled.replace(reason.to_owned()).is_none() {
-            self.note_stall(true);
+    fn stall(&mut self, trouble: &Trouble) {
+        self.want.stalls = matches!(trouble, Trouble::Full(_));
+        if self.stats.stalled.replace(trouble.text().to_owned()).is_none() {
+            self.note_stall(Some(self.state.meta.epoch));
         }
     }
 
-    fn note_stall(&self, stalled: bool) {
-        if let Err(error) = self.book.files.disk.note_stall(stalled) {
-            tracing::warn!(%error, stalled, "what is in memory only cannot be told from what is stored");
+    fn note_stall(&self, epoch: Option<u64>) {
+        if let Err(error) = self.book.files.disk.note_stall(epoch) {
+            tracing::warn!(%error, epoch, "what is in memory only cannot be told from what is stored");
         }
     }
 
@@ -167,8 +168,9 @@ impl Committer {
         // Beside a small ring less may wait: who asks for something to be dropped waits as well.
         let patience = self.book.files.ring_length.clamp(GIVE_WAY_BYTES, MEMORY_BYTES_MAX);
         loop {
-            let Err(trouble) = fold(&mut self.book, &self.state, all) else {
-                return self.checkpoint();
+            let folded = fold(&mut self.book, &self.state, all);
+            let Err(trouble) = folded.and_then(|()| self.checkpoint()) else {
+                return Ok(());
             };
             // Until there is as much in memory, the disk may get room again. What gives way then is in
             // no frame that the ring has room for: its shelf goes at once, and after a crash before

@@ -32,7 +32,7 @@ use super::replay::{Replayed, replay};
 use super::ring::{self, BLOCK};
 use super::shelf::Shelves;
 use super::state::State;
-use super::{aside, states, upgrade};
+use super::{states, upgrade};
 
 pub(super) use rings::keep_reserve;
 use rings::new_ring_id;
@@ -360,8 +360,6 @@ impl Opening<'_> {
         }
         book.files.shelves.sweep_folder().map_err(|error| self.error(TREE, error))?;
         book.files.shelves.sweep();
-        let kept = aside::bound(&**self.disk, self.options.max_bytes);
-        book.files.aside_bytes = kept.map_err(|error| self.error(TREE, error))?;
         keep_reserve(&**self.disk, book.files.ring_length);
         Ok(())
     }
@@ -415,7 +413,7 @@ impl Opening<'_> {
         if self.recovery.created {
             return None;
         }
-        if self.disk.was_stalled() {
+        if self.disk.was_stalled().is_some() {
             return Some("the store could not be written to when its process ended");
         }
         // Whether it could when the power went nobody knows any more.
@@ -431,8 +429,8 @@ impl Opening<'_> {
         {
             tracing::warn!(%error, "a copy of the store will not be told from it yet");
         }
-        if self.disk.was_stalled()
-            && let Err(error) = self.disk.note_stall(false)
+        if self.disk.was_stalled().is_some()
+            && let Err(error) = self.disk.note_stall(None)
         {
             tracing::warn!(%error, "the next start will take a new epoch as well");
         }
@@ -442,7 +440,8 @@ impl Opening<'_> {
     /// results went out, and it rotted since: nobody can tell. Or others were given out and are gone. So no
     /// number of them is given twice. The first frame says the new epoch, which needs no room on the disk.
     fn doubt_newest(&self, state: &mut State, why: &str) {
-        let known = state.meta.epoch;
+        // A start before this one may have had a later one, and was never able to say so.
+        let known = state.meta.epoch.max(self.disk.was_stalled().unwrap_or(0));
         state.meta.epoch = self.next_epoch(known).unwrap_or_else(|error| {
             tracing::warn!(%error, "the new epoch is noted with the first commit");
             self.options.epoch_hint.max(known.saturating_add(1))

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::aside;
 use super::book::Book;
-use super::checkpoint::checkpoint;
+use super::checkpoint::{take_note, write_checkpoint};
 use super::damage::{Trouble, contained};
 use super::files::{Broken, ReadRecords, Records, TREE, TREE_NEW, open_tree, records, write};
 use super::format::{Kind, SEAL_BYTES, key, unseal};
@@ -26,7 +26,11 @@ pub(super) fn remake(book: &mut Book, state: &mut State) -> Result<(), Trouble> 
     let (disk, cache) = (&*book.files.disk, book.files.cache_bytes);
     let broken = if live.is_none() { Broken::open(disk, cache) } else { None };
     let source = live.or_else(|| broken.as_ref().and_then(|tree| tree.records().ok()));
+    let before = state.meta.clone();
     let outcome = replace(book, state, source.as_ref());
+    if outcome.is_err() {
+        state.meta = before;
+    }
     // Closing it would write over pages that are damaged, and may end the process: what it cached is given up.
     std::mem::forget(damaged);
     outcome
@@ -48,13 +52,15 @@ fn replace(
     }
     book.damage.records += 1;
     book.files.tree = Some(tree);
-    checkpoint(book, state, false)?;
+    write_checkpoint(book, state, false)?;
     if let Some(tree) = book.files.tree.take() {
         contained(|| tree.close().map_err(Trouble::from))?;
     }
     let aside = aside::name_for(&*disk, TREE).map_err(redb::Error::Io)?;
     disk.publish(TREE_NEW, TREE, Some(&aside)).map_err(redb::Error::Io)?;
     book.files.reopen_tree()?;
+    // Not before: who waits for a frame is told once it needs none of its memory.
+    take_note(book, state.meta.commit);
     tracing::warn!(aside, "the store's checkpoint was damaged and is made anew");
     Ok(())
 }

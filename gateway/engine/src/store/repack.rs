@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::book::{Book, Frame, Place, Side};
-use super::committer::{Committer, MEMORY_BYTES_MAX};
+use super::committer::{Committer, Group, Held, MEMORY_BYTES_MAX};
 use super::format::{Entry, Kind, put_entry, split_key};
 use super::ring::{self, HEADER, Header};
 
@@ -19,6 +19,26 @@ const GAIN_BYTES: u64 = 1 << 20;
 
 /// Where something lies in frames that wait, and where in the one that takes their place: 0 until it does.
 type Places = BTreeMap<(u64, u32), u32>;
+
+/// What is needed of the frames that are put together.
+#[derive(Default)]
+struct Needed {
+    /// Sequence of the first of them.
+    first: u64,
+    places: Places,
+    /// Dead letters that came in them.
+    letters: BTreeSet<(Arc<str>, u64)>,
+    /// Keys of states that went in them, and that something before them has.
+    gone: BTreeMap<Arc<str>, BTreeSet<u64>>,
+}
+
+/// The numbers that a body is made of.
+fn numbers(body: Option<&[u8]>) -> impl Iterator<Item = u64> {
+    body.unwrap_or_default()
+        .chunks_exact(8)
+        .filter_map(|bytes| bytes.try_into().ok())
+        .map(u64::from_le_bytes)
+}
 
 impl Committer {
     /// Puts the frames that wait together where that makes enough room in memory. No frame is with the
@@ -43,20 +63,22 @@ impl Committer {
             return;
         }
         let sequence = self.book.replace_waiting(first, &places);
-        for held in self.held.iter_mut().filter(|held| held.sequence > sequence) {
-            held.sequence = sequence;
-        }
         self.snapshot_due = false;
         self.last = Arc::new(self.state.clone());
-        if let Some(newest) = self.held.back_mut() {
-            newest.state = Some(Arc::clone(&self.last));
-        }
+        let from = self.held.partition_point(|held| held.sequence < sequence);
+        let mut group = Group::default();
+        self.held.drain(from..).for_each(|held| group.join(held.group));
+        self.held.push_back(Held { sequence, group, state: Some(Arc::clone(&self.last)) });
         self.repack_at = length * 2;
         tracing::debug!(from = memory, to = length, "what waits in memory is put together");
     }
 
-    /// Whether one frame finds a place as soon as those would whose place it takes.
+    /// Whether one frame finds a place as soon as those would whose place it takes. On a disk that has room one
+    /// without a place goes to shelves and the tree.
     fn fits(&self, first: usize, length: u64) -> bool {
+        if !self.want.stalls {
+            return true;
+        }
         let (capacity, head) = (self.book.files.ring_length, self.book.head);
         let place = |length| ring::place(capacity, self.book.tail(), head, length);
         let alone = self.book.frames.get(first).map_or(0, |frame| frame.length);
@@ -67,27 +89,40 @@ impl Committer {
 impl Book {
     /// Puts into the draft, which is empty, what is needed of the frames from index `first` on, and gives
     /// the places of its pieces and states. `None`, and an empty draft, where the frames must stay as
-    /// they are: rows of one went to a shelf that no checkpoint names, or no later run can be told.
+    /// they are: rows of one went to a shelf that no checkpoint names, a checkpoint may contain them, or no
+    /// later run can be told.
     fn gather_needed(&mut self, first: usize) -> Option<Places> {
         let sequence = self.frames.get(first)?.sequence;
         let is_moved = self.frames.iter().skip(first).any(|frame| frame.moved);
-        if is_moved || !self.is_draft_empty() || self.files.run >= ring::RUN_MAX {
+        let is_last_run = self.files.run >= ring::RUN_MAX;
+        if is_moved || is_last_run || sequence <= self.undecided || !self.is_draft_empty() {
             return None;
         }
-        let mut places = self.needed_from(sequence);
-        let mut letters = BTreeSet::new();
+        let mut needed =
+            Needed { first: sequence, places: self.needed_from(sequence), ..Needed::default() };
         for index in first..self.frames.len() {
-            let Frame { sequence: at, memory, .. } = &self.frames[index];
-            let (at, memory) = (*at, Arc::clone(memory.as_ref()?));
-            let end = HEADER + usize::try_from(Header::read(&memory)?.length).ok()?;
-            self.take_needed((sequence, at), memory.get(..end)?, &mut places, &mut letters);
+            let Frame { sequence, memory, .. } = &self.frames[index];
+            let (sequence, memory) = (*sequence, memory.clone());
+            let body = memory.as_deref().and_then(|bytes| {
+                let length = usize::try_from(Header::read(bytes)?.length).ok()?;
+                bytes.get(..HEADER + length)
+            });
+            self.take_needed(sequence, body.unwrap_or_default(), &mut needed);
         }
-        if places.values().all(|at| *at > 0) {
-            return Some(places);
+        if needed.places.values().any(|at| *at == 0) {
+            tracing::error!("a frame in memory is not what was put there: it stays as it is");
+            self.clear_draft();
+            return None;
         }
-        tracing::error!("a frame in memory is not what was put there: it stays as it is");
-        self.clear_draft();
-        None
+        for (stream, keys) in needed.gone {
+            let states = self.states.get(&stream);
+            let dead = keys.iter().filter(|key| states.is_none_or(|live| !live.contains_key(key)));
+            let dead: Vec<u8> = dead.flat_map(|key| key.to_le_bytes()).collect();
+            if !dead.is_empty() {
+                self.note(Kind::StatesGone, &stream, 0, &dead);
+            }
+        }
+        Some(needed.places)
     }
 
     /// The places of pieces and states in frames from `sequence` on.
@@ -104,15 +139,9 @@ impl Book {
         pieces.chain(states).map(|place| (place, 0)).collect()
     }
 
-    /// Copies the needed entries of the frame `sequence`; `first` is the first that is put together. What
-    /// says that a letter or a state is gone is needed only where an earlier frame, or the tree, has it.
-    fn take_needed(
-        &mut self,
-        (first, sequence): (u64, u64),
-        bytes: &[u8],
-        places: &mut Places,
-        letters: &mut BTreeSet<(Arc<str>, u64)>,
-    ) {
+    /// Copies the needed entries of the frame `sequence`. What says that a letter or a state is gone is needed
+    /// only where an earlier frame, or the tree, has it.
+    fn take_needed(&mut self, sequence: u64, bytes: &[u8], needed: &mut Needed) {
         let mut at = HEADER;
         while let Some(entry) = bytes.get(at..).and_then(Entry::take) {
             let whole = &bytes[at..at + entry.length];
@@ -123,21 +152,31 @@ impl Book {
             };
             let is_needed = match kind {
                 Kind::Outbox | Kind::Log | Kind::State => {
-                    let slot = place.ok().and_then(|place| places.get_mut(&place));
+                    let slot = place.ok().and_then(|place| needed.places.get_mut(&place));
                     slot.is_some_and(|slot| {
                         *slot = u32::try_from(self.draft.len()).unwrap_or(0);
                         true
                     })
                 }
                 Kind::Rejected => {
-                    letters.insert((Arc::from(name), position));
+                    needed.letters.insert((Arc::from(name), position));
                     let letter = self.letters.get(name).and_then(|known| known.get(&position));
                     letter.is_some_and(|letter| letter.body.is_some())
                 }
-                Kind::StatesGone => position < first,
+                Kind::StatesGone => {
+                    if position < needed.first {
+                        let gone = needed.gone.entry(Arc::from(name)).or_default();
+                        gone.extend(numbers(entry.body()));
+                    }
+                    false
+                }
                 Kind::Forgotten => {
-                    let body = entry.body().unwrap_or_default();
-                    self.note_forgotten(&entry, (name, body), letters);
+                    let is_known = |at: &u64| !needed.letters.contains(&(Arc::from(name), *at));
+                    let gone = numbers(entry.body()).filter(is_known);
+                    let gone: Vec<u8> = gone.flat_map(u64::to_le_bytes).collect();
+                    if !gone.is_empty() {
+                        put_entry(&mut self.draft, entry.key, &gone);
+                    }
                     false
                 }
                 // All small records follow as they are now.
@@ -146,26 +185,6 @@ impl Book {
             if is_needed {
                 self.draft.extend_from_slice(whole);
             }
-        }
-    }
-
-    /// Notes those dead letters as gone that did not come in the same frames.
-    fn note_forgotten(
-        &mut self,
-        entry: &Entry<'_>,
-        (name, body): (&str, &[u8]),
-        came: &BTreeSet<(Arc<str>, u64)>,
-    ) {
-        let name: Arc<str> = Arc::from(name);
-        let mut gone = Vec::with_capacity(body.len());
-        for bytes in body.chunks_exact(8) {
-            let position = bytes.try_into().map_or(0, u64::from_le_bytes);
-            if !came.contains(&(name.clone(), position)) {
-                gone.extend_from_slice(bytes);
-            }
-        }
-        if !gone.is_empty() {
-            put_entry(&mut self.draft, entry.key, &gone);
         }
     }
 

@@ -149,7 +149,7 @@ fn damaged(
 /// Takes out what was never acknowledged: of the frames that were synced together last, the first one
 /// that is not whole and those behind it. True where there was one.
 fn drop_unacknowledged(bodies: &mut Vec<Body>, commit: u64, whole: bool) -> bool {
-    let Some((_, last, _)) = bodies.last() else {
+    let Some((_, last, _)) = bodies.last().copied() else {
         return false;
     };
     // What the checkpoint contains was durable.
@@ -161,7 +161,8 @@ fn drop_unacknowledged(bodies: &mut Vec<Body>, commit: u64, whole: bool) -> bool
         expected = header.sequence;
     }
     let is_there = |(_, header, intact): &&Body| {
-        let fits = *intact && header.sequence == expected;
+        // One of an earlier run was written before these, and is not what was synced with them.
+        let fits = *intact && header.sequence == expected && header.run == last.run;
         expected += 1;
         fits
     };

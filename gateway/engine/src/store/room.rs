@@ -34,6 +34,8 @@ const QUIET_ANYWAY: u32 = 600;
 pub(super) struct Want {
     /// Since the last flush there was none.
     pub(super) met: bool,
+    /// Frames wait because there is none.
+    pub(super) stalls: bool,
     /// Flushes that found none, since there was last enough for long.
     without: u32,
     /// Flushes since the last of these.
@@ -138,9 +140,7 @@ impl Committer {
                 tracing::error!(reason, "the store's checkpoint is damaged; making it again");
                 remake(&mut self.book, &mut self.state)?;
                 let (disk, max_bytes) = (&*self.book.files.disk, self.shared.claims().max_bytes);
-                if let Ok(kept) = aside::bound(disk, max_bytes) {
-                    self.book.files.aside_bytes = kept;
-                }
+                self.book.files.aside_bytes = aside::bound(disk, max_bytes);
             }
             outcome => outcome?,
         }
@@ -198,7 +198,7 @@ impl Committer {
         let wanted = self.book.files.ring_length / 4;
         let has_room = self.book.files.disk.room().is_ok_and(|room| room >= wanted);
         if has_room || want.quiet >= QUIET_ANYWAY {
-            self.want = Want::default();
+            self.want = Want { stalls: self.want.stalls, ..Want::default() };
             if std::mem::take(&mut self.stats.gives_way) {
                 tracing::info!("the disk has room again: nothing is dropped for want of it");
             }

@@ -42,8 +42,8 @@ impl Dice {
 struct Machine {
     /// Which one it is, where it tells.
     boot: Option<u64>,
-    /// Something was shown that was not durable.
-    stalled: bool,
+    /// Something was shown in this epoch that was not durable.
+    stalled: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -67,8 +67,9 @@ struct Inner {
     capacity: Option<usize>,
     /// Beginnings of the names of files that take no writes.
     broken: Vec<String>,
-    /// Syncs of files whose names begin so fail, and leave any part of what was written on the device.
-    dying: Option<(String, Dice)>,
+    /// Syncs of files whose names begin so fail, and leave any part of what was written on the device; without
+    /// dice all of it.
+    dying: Option<(String, Option<Dice>)>,
     machine: Machine,
     crashed: bool,
     /// Syncs of each file that succeeded.
@@ -169,9 +170,10 @@ impl FakeDisk {
     }
 
     /// Syncs of files whose names begin so fail until this is taken back, and leave any part of what was
-    /// written on the device.
-    pub(super) fn set_dying(&self, dying: Option<(&str, u64)>) {
-        let dying = dying.map(|(name, seed)| (name.to_owned(), Dice(seed | 1)));
+    /// written on the device; without a seed all of it.
+    pub(super) fn set_dying(&self, dying: Option<(&str, Option<u64>)>) {
+        let dice = |seed: Option<u64>| seed.map(|seed| Dice(seed | 1));
+        let dying = dying.map(|(name, seed)| (name.to_owned(), dice(seed)));
         self.inner.lock().unwrap().dying = dying;
     }
 
@@ -205,7 +207,7 @@ impl FakeDisk {
             (name, Arc::new(Mutex::new(file)))
         });
         let files: Names = left.collect();
-        let machine = Machine { boot: boot.map(|boot| boot + 1), stalled: false };
+        let machine = Machine { boot: boot.map(|boot| boot + 1), stalled: None };
         FakeDisk::new(Inner { durable: files.clone(), files, born, machine, ..Inner::default() })
     }
 
@@ -446,12 +448,12 @@ impl Disk for FakeDisk {
         self.inner.lock().unwrap().machine.boot.map(|boot| format!("boot-{boot}"))
     }
 
-    fn note_stall(&self, stalled: bool) -> io::Result<()> {
-        self.inner.lock().unwrap().machine.stalled = stalled;
+    fn note_stall(&self, epoch: Option<u64>) -> io::Result<()> {
+        self.inner.lock().unwrap().machine.stalled = epoch;
         Ok(())
     }
 
-    fn was_stalled(&self) -> bool {
+    fn was_stalled(&self) -> Option<u64> {
         self.inner.lock().unwrap().machine.stalled
     }
 
@@ -526,9 +528,14 @@ impl StorageBackend for FakeBackend {
             if let Some((name, dice)) = &mut inner.dying
                 && self.name.starts_with(&*name)
             {
+                let name = "a dying device";
+                let Some(dice) = dice else {
+                    file.sync();
+                    return Err(io::Error::other(name));
+                };
                 let left = left_of(&file, &mut Some(Dice(dice.roll() | 1)));
                 (file.device, file.dirty) = (left.device, Vec::new());
-                return Err(io::Error::other("a dying device"));
+                return Err(io::Error::other(name));
             }
             *inner.syncs.entry(self.name.clone()).or_default() += 1;
         }

@@ -194,25 +194,26 @@ async fn f01_a_process_that_ended_while_it_could_not_write_is_known_to_the_next_
     let (mut epoch, doubted, store) = opened();
     assert!(!doubted, "it is new");
     store.close().await.unwrap();
-    let folder = Folder(scratch.0.join("store"));
+    let folder = Folder::new(scratch.0.join("store"));
     let notes = folder.stall_notes().unwrap();
     assert_eq!(notes[1], scratch.0.join("store/store.stalled"));
     for lost in &notes {
-        folder.note_stall(true).unwrap();
-        folder.note_stall(true).unwrap();
+        folder.note_stall(Some(1)).unwrap();
+        // A start that could not say its epoch, and no clock that says a later one.
+        folder.note_stall(Some(epoch + 100)).unwrap();
         fs::remove_file(lost).unwrap();
-        assert!(folder.was_stalled());
+        assert_eq!(folder.was_stalled(), Some(epoch + 100));
         let (next, doubted, store) = opened();
-        assert!(doubted && next > epoch, "{lost:?} was lost: {next} after {epoch}");
+        assert!(doubted && next > epoch + 100, "{lost:?} was lost: {next} after {epoch}");
         epoch = next;
         store.close().await.unwrap();
-        assert!(!folder.was_stalled() && notes.iter().all(|note| !note.exists()));
+        assert!(folder.was_stalled().is_none() && notes.iter().all(|note| !note.exists()));
         let (next, doubted, store) = opened();
         assert_eq!((next, doubted), (epoch, false));
         store.close().await.unwrap();
     }
-    folder.note_stall(true).unwrap();
-    folder.note_stall(false).unwrap();
+    folder.note_stall(Some(1)).unwrap();
+    folder.note_stall(None).unwrap();
     let (next, doubted, _store) = opened();
     assert_eq!((next, doubted), (epoch, false));
 }
