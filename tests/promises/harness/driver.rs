@@ -162,7 +162,8 @@ pub(crate) struct Promised {
     rows: u64,
     /// Commits that are on their way at once.
     together: u64,
-    epoch: Option<u64>,
+    /// The epochs that the store had, one but where runs are ended without a device.
+    epochs: BTreeSet<u64>,
     /// Runs are ended while the device takes no writes.
     ends_stalled: bool,
     committed: u64,
@@ -195,7 +196,14 @@ impl Promised {
     pub(crate) fn add(&mut self, run: &Run) {
         if let Some(line) = run.stdout.lines().find_map(|line| line.strip_prefix("opened ")) {
             let epoch = line.split(' ').next().and_then(|epoch| epoch.parse().ok());
-            assert_eq!(*self.epoch.get_or_insert(epoch.expect("an epoch")), epoch.expect("one"));
+            let epoch = epoch.expect("an epoch");
+            self.epochs.insert(epoch);
+            let is_newest = self.epochs.last() == Some(&epoch);
+            assert!(
+                is_newest && (self.ends_stalled || self.epochs.len() == 1),
+                "{:?}",
+                self.epochs
+            );
         }
         let commits = run.commits();
         let open = usize::try_from(self.together).expect("few");
@@ -218,8 +226,9 @@ impl Promised {
         let held: Value = serde_json::from_str(&run.stdout).expect("JSON");
         // A store that was killed before it was ever open may be made anew, in another epoch.
         let epoch = held["epoch"].as_u64().expect("an epoch");
-        let is_known = self.epoch.is_some();
-        let before = *self.epoch.get_or_insert(epoch);
+        let is_known = !self.epochs.is_empty();
+        let before = self.epochs.last().copied().unwrap_or(epoch);
+        self.epochs.insert(epoch);
         let is_doubted = held["ids_doubted"] == true;
         assert!(self.ends_stalled || !is_doubted, "{what}: the epoch {epoch} behind {before}");
         assert_eq!((epoch > before, epoch < before), (is_doubted, false), "{what}: the epoch");
@@ -296,7 +305,7 @@ impl Promised {
         let rows = held["rows"].as_array().expect("rows");
         assert_eq!(rows.len() as u64, end - cursor, "{what}: rows of {sink}");
         for (row, seq) in rows.iter().zip(cursor + 1..) {
-            assert_eq!(*row, self.row(sink, seq), "{what}: row {seq} of {sink}");
+            assert_eq!(*row, self.row(sink, seq, row), "{what}: row {seq} of {sink}");
         }
     }
 
@@ -306,7 +315,7 @@ impl Promised {
         for letter in held["letters"].as_array().expect("dead letters") {
             let position = letter["position"].as_u64().expect("a position");
             let number = position / self.rows + LAG;
-            let mut expected = self.row("refused", position);
+            let mut expected = self.row("refused", position, letter);
             expected["reason"] = json!(format!("refused by commit {number}"));
             assert_eq!(*letter, expected, "{what}: a dead letter");
             assert!(number.is_multiple_of(REFUSAL_EVERY) && number <= commit, "{what}: {number}");
@@ -318,12 +327,14 @@ impl Promised {
         numbers
     }
 
-    fn row(&self, sink: &str, seq: u64) -> Value {
+    /// What row `seq` of a sink must be. It keeps the epoch that it came in, of those that there were.
+    fn row(&self, sink: &str, seq: u64, held: &Value) -> Value {
+        let epoch = held["epoch"].as_u64().filter(|epoch| self.epochs.contains(epoch));
         let letters = (0..seq % 97).map(|at| b'a' + u8::try_from((seq + at) % 26).expect("small"));
         let padding: String = letters.map(char::from).collect();
         let start = ((seq - 1) / self.rows + 1) * 1_000_000;
         json!({
-            "position": seq, "epoch": self.epoch, "stream": "results", "seq": seq,
+            "position": seq, "epoch": epoch, "stream": "results", "seq": seq,
             "body": format!("{{\"to\":\"{sink}\",\"n\":{seq},\"pad\":\"{padding}\"}}"),
             "window": [start, start + 1_000_000], "created": start,
         })
