@@ -142,6 +142,8 @@ pub struct TableContents {
     pub start: u64,
     /// Position of the next row.
     pub end: u64,
+    /// Rows between them that are kept.
+    pub rows: u64,
     /// Stored bytes.
     pub bytes: u64,
     /// Rows that were dropped because the store was full.

@@ -87,11 +87,12 @@ pub fn contents(store: &Store, views: Option<&Views>) -> web::StoreContents {
                 name: table.name.to_string(),
                 start: table.start,
                 end: table.end,
+                rows: table.rows,
                 bytes: table.bytes,
                 dropped: table.dropped,
             })
             // Of what is forgotten only positions are left.
-            .filter(|table| table.claimed != Some(false) || table.end > table.start)
+            .filter(|table| table.claimed != Some(false) || table.rows > 0)
             .collect(),
         sinks: store
             .sinks()
@@ -147,7 +148,7 @@ fn unclaimed(contents: &web::StoreContents) -> Vec<web::Unclaimed> {
         bytes,
     };
     let tables = contents.tables.iter().filter(|table| table.claimed == Some(false));
-    let tables = tables.map(|table| of("table", &table.name, table.end - table.start, table.bytes));
+    let tables = tables.map(|table| of("table", &table.name, table.rows, table.bytes));
     let sinks = contents.sinks.iter().filter(|sink| sink.claimed == Some(false));
     let sinks = sinks.map(|sink| of("sink", &sink.name, sink.records + sink.letters, sink.bytes));
     let streams = contents.streams.iter().filter(|stream| stream.claimed == Some(false));
@@ -272,6 +273,7 @@ mod tests {
             name: name.to_owned(),
             start: 3,
             end,
+            rows: end - 3,
             bytes: 100,
             claimed,
             ..web::TableContents::default()

@@ -22,6 +22,7 @@ use super::inbox::Shared;
 use super::recovery::Opened;
 use super::ring;
 use super::room::Want;
+use super::shed::Refused;
 use super::state::State;
 use super::transaction::Transaction;
 use super::turns::{Holding, Pace};
@@ -133,6 +134,8 @@ pub(super) struct Committer {
     pub(super) held_back: Option<String>,
     /// For how long the disk has had no room.
     pub(super) want: Want,
+    /// Sinks that get no new rows while nothing can be written.
+    pub(super) refused: Refused,
     /// Flushes until the tree is looked at again for what is free in it.
     pub(super) compact_in: u32,
     /// Length of the tree as the last compaction left it: what could not be gained then cannot be now.
@@ -166,6 +169,7 @@ impl Committer {
             repack_at: 0,
             held_back: None,
             want: Want::default(),
+            refused: Refused::default(),
             compact_in: compact::LOOK_EVERY,
             compacted: 0,
             tree_is_clean: recovery.clean,
@@ -201,7 +205,7 @@ impl Committer {
     fn work(&mut self) -> Result<(), String> {
         self.shared.show(self.figures());
         loop {
-            let blocked = self.flight.is_none() && self.book.memory() >= MEMORY_BYTES_MAX;
+            let blocked = self.flight.is_none() && self.book.memory() >= self.memory_max();
             let held = match (blocked, self.held_back.is_some()) {
                 (true, _) => Holding::Yes,
                 (false, true) => Holding::UntilClose,
@@ -260,6 +264,8 @@ impl Committer {
         if !several || pauses || self.stats.stalled.is_some() || !self.launch() {
             self.persist(None);
             if self.stats.stalled.is_some() {
+                self.share_memory();
+                self.shed_history();
                 self.repack();
             }
         }
@@ -316,10 +322,14 @@ impl Committer {
 
     /// Applies the work: from now on it is in memory, in the frame that is being made.
     fn take(&mut self, mut work: Work) {
+        if self.stats.stalled.is_some() {
+            self.share_memory();
+        }
         let claims = self.shared.claims();
         let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
         let (book, state, now) = (&mut self.book, &mut self.state, self.now);
-        let mut transaction = Transaction { book, state, layout, max_bytes, now };
+        let refused = &self.refused.sinks;
+        let mut transaction = Transaction { book, state, layout, max_bytes, now, refused };
         for order in std::mem::take(&mut work.orders) {
             self.group.answers.push(transaction.order(order));
         }

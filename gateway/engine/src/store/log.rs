@@ -5,6 +5,7 @@
 //! that are below it when they come are never written. Changes the book and the state; knows no file.
 
 use std::borrow::{Borrow, Cow};
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
@@ -137,9 +138,16 @@ pub(super) fn trim(book: &mut Book, table: &str, state: &mut TableState, floor: 
         let bytes: u64 = taken.iter().map(|piece| u64::from(piece.length)).sum();
         state.bytes = state.bytes.saturating_sub(bytes);
     }
-    state.start = floor;
+    state.begin_at(floor);
     if floor == state.end {
         state.bytes = 0;
+    }
+}
+
+/// Counts those of some rows as missing that should be there.
+pub(super) fn lose(book: &mut Book, table: &str, state: &TableState, rows: Range<u64>) {
+    for rows in state.kept(rows) {
+        book.damage.gap(Kind::Log, table, rows.start, rows.end);
     }
 }
 
@@ -157,9 +165,40 @@ pub(super) fn drop_oldest(book: &mut Book, table: &str, state: &mut TableState) 
     if floor == state.start {
         return false;
     }
-    state.dropped += floor - state.start;
+    state.dropped += state.count(state.start..floor);
     trim(book, table, state, floor);
     true
+}
+
+/// Lets go of the first `count` pieces in frames from `sequence` on, whatever lies before them; returns how many rows
+/// that were.
+pub(super) fn let_go(
+    book: &mut Book,
+    table: &str,
+    state: &mut TableState,
+    sequence: u64,
+    count: usize,
+) -> u64 {
+    let Some(queue) = book.logs.get(table) else { return 0 };
+    let from = queue.first_from(sequence);
+    let mut pieces = queue.pieces.iter().skip(from).take(count);
+    let Some((first, last)) =
+        pieces.next().map(|first| (first, pieces.next_back().unwrap_or(first)))
+    else {
+        return 0;
+    };
+    let gone = first.first..last.end();
+    if state.count(state.start..gone.start) == 0 {
+        state.begin_at(gone.end);
+    } else if !state.add_hole(gone) {
+        return 0;
+    }
+    let taken = book.take(Side::Log, table, from..from + count);
+    let bytes: u64 = taken.iter().map(|piece| u64::from(piece.length)).sum();
+    let rows: u64 = taken.iter().map(|piece| u64::from(piece.rows)).sum();
+    state.bytes = state.bytes.saturating_sub(bytes);
+    state.dropped += rows;
+    rows
 }
 
 /// What is to be read of a log.
@@ -204,7 +243,7 @@ pub(super) fn read(
         };
         let Ok(batch) = seen else { continue };
         if piece.first > expected {
-            book.damage.gap(Kind::Log, table, expected, piece.first);
+            lose(book, table, state, expected..piece.first);
         }
         let position = piece.first.max(expected);
         let skip = usize::try_from(position - piece.first).unwrap_or(usize::MAX);
@@ -214,7 +253,7 @@ pub(super) fn read(
         found.push((position, batch));
     }
     if expected < state.end {
-        book.damage.gap(Kind::Log, table, expected, state.end);
+        lose(book, table, state, expected..state.end);
     }
     found
 }
@@ -237,7 +276,7 @@ pub(super) fn take_in(queue: &Queue, state: &mut TableState) {
 /// The state of a log as its pieces tell it, where its own record is lost; `passed` is the highest
 /// position that a reader knows of.
 pub(super) fn rebuild(book: &Book, table: &str, passed: u64) -> TableState {
-    let mut state = TableState { start: passed, end: passed, bytes: 0, dropped: 0 };
+    let mut state = TableState { start: passed, end: passed, ..TableState::default() };
     if let Some(queue) = book.logs.get(table)
         && let Some(first) = queue.pieces.front()
     {

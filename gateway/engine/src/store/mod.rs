@@ -39,6 +39,7 @@ mod replay;
 mod ring;
 mod room;
 mod rows;
+mod shed;
 mod shelf;
 mod stamps;
 mod state;
@@ -387,6 +388,7 @@ impl Store {
             name: name.clone(),
             start: table.start,
             end: table.end,
+            rows: table.count(table.start..table.end),
             bytes: table.bytes,
             dropped: table.dropped,
         });

@@ -13,6 +13,7 @@ use super::damage::{Trouble, contained};
 use super::fold::fold;
 use super::ring;
 use super::room::GIVE_WAY_BYTES;
+use super::shed::Refused;
 use super::writer::Job;
 
 /// Times that one frame is tried before it is left for the next flush.
@@ -77,6 +78,7 @@ impl Committer {
         }
         if self.stats.stalled.take().is_some() {
             self.repack_at = 0;
+            self.refused = Refused::default();
             self.note_stall(None);
             tracing::info!("the store can write again");
         }

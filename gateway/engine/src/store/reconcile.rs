@@ -29,6 +29,12 @@ pub(super) fn prune(book: &mut Book, state: &State) {
     for (name, table) in &state.tables {
         let gone = book.logs.get(name).map_or(0, |queue| queue.index_of(table.start));
         book.take(Side::Log, name, 0..gone);
+        for hole in &table.holes {
+            let Some(queue) = book.logs.get(name) else { continue };
+            let from = queue.pieces.partition_point(|piece| piece.first < hole.start);
+            let to = queue.pieces.partition_point(|piece| piece.end() <= hole.end);
+            book.take(Side::Log, name, from..to.max(from));
+        }
     }
 }
 
@@ -57,7 +63,7 @@ pub(super) fn is_needed(book: &Book, state: &State, key: &[u8]) -> bool {
             (Side::Outbox, name, first, is_open)
         }
         Some((Kind::Log, name, first)) => {
-            let kept = |table: &TableState| first >= table.start && first < table.end;
+            let kept = |table: &TableState| table.count(first..first + 1) > 0;
             (Side::Log, name, first, state.tables.get(name).is_some_and(kept))
         }
         _ => return false,
@@ -161,8 +167,7 @@ pub(super) fn lose(book: &mut Book, state: &State, side: Side, name: &str, rows:
         }
         Side::Log => {
             if let Some(table) = state.tables.get(name) {
-                let (from, to) = (rows.start.max(table.start), rows.end.min(table.end));
-                book.damage.gap(Kind::Log, name, from, to);
+                log::lose(book, name, table, rows);
             }
         }
     }

@@ -3,6 +3,7 @@
 //! Each is written as a whole whenever it changes, so that a reader needs only the last one. What an
 //! older format wrote is still read. Knows keys and seals by name only: see `format`.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::border::{Gap, GapReason, Lanes, StreamProgress};
@@ -288,32 +289,80 @@ pub(super) fn take_gap(reader: &mut Reader<'_>) -> Option<Gap> {
     Some(Gap { from, to, reason })
 }
 
-/// One table's log in numbers. Rows `start .. end` are kept.
+/// One table's log in numbers. Rows `start .. end` are kept, but for those in `holes`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct TableState {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) bytes: u64,
     pub(super) dropped: u64,
+    /// Rows that were let go before older ones, which is no damage: in order, none touches another.
+    pub(super) holes: Vec<Range<u64>>,
 }
 
+/// Holes of one log: where it has as many, no other rows are let go but from its front.
+const HOLES_MAX: usize = 64;
+
 impl TableState {
+    /// Those of some rows that are kept, as ranges.
+    pub(super) fn kept(&self, rows: Range<u64>) -> Vec<Range<u64>> {
+        let (mut from, end) = (rows.start.max(self.start), rows.end.min(self.end));
+        let mut kept = Vec::new();
+        for hole in &self.holes {
+            kept.push(from..hole.start.min(end));
+            from = from.max(hole.end);
+        }
+        kept.push(from..end);
+        kept.retain(|rows| !rows.is_empty());
+        kept
+    }
+
+    /// How many of some rows are kept.
+    pub(super) fn count(&self, rows: Range<u64>) -> u64 {
+        self.kept(rows).iter().map(|rows| rows.end - rows.start).sum()
+    }
+
+    /// Notes that rows behind all other holes are not kept; `false` where there are too many holes.
+    pub(super) fn add_hole(&mut self, rows: Range<u64>) -> bool {
+        if let Some(hole) = self.holes.last_mut().filter(|hole| hole.end == rows.start) {
+            hole.end = rows.end;
+            return true;
+        }
+        let has_room = self.holes.len() < HOLES_MAX;
+        if has_room {
+            self.holes.push(rows);
+        }
+        has_room
+    }
+
+    /// Lets go of everything before `floor`.
+    pub(super) fn begin_at(&mut self, floor: u64) {
+        self.start = floor;
+        self.holes.retain(|hole| hole.end > floor);
+    }
+
+    /// Without a hole the bytes are those that earlier versions wrote; they pass over what follows them.
     pub(super) fn encode(&self) -> Vec<u8> {
-        [self.start, self.end, self.bytes, self.dropped]
-            .iter()
-            .flat_map(|number| number.to_le_bytes())
-            .collect()
+        let numbers = [self.start, self.end, self.bytes, self.dropped];
+        let holes = self.holes.iter().flat_map(|hole| [hole.start, hole.end]);
+        numbers.into_iter().chain(holes).flat_map(u64::to_le_bytes).collect()
     }
 
     pub(super) fn decode(body: &[u8]) -> Option<TableState> {
         let mut reader = Reader(body);
-        let state = TableState {
+        let mut state = TableState {
             start: reader.u64()?,
             end: reader.u64()?,
             bytes: reader.u64()?,
             dropped: reader.u64()?,
+            holes: Vec::new(),
         };
-        (state.start <= state.end).then_some(state)
+        while !reader.0.is_empty() {
+            state.holes.push(reader.u64()?..reader.u64()?);
+        }
+        let are_holes = state.holes.iter().all(|hole| !hole.is_empty());
+        let in_order = state.holes.is_sorted_by(|a, b| a.end < b.start);
+        (state.start <= state.end && are_holes && in_order).then_some(state)
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::book::{Book, Frame, Place, Side};
-use super::committer::{Committer, Group, Held, MEMORY_BYTES_MAX};
+use super::committer::{Committer, Group, Held};
 use super::format::{Entry, Kind, put_entry, split_key};
 use super::ring::{self, HEADER, Header};
 
@@ -46,7 +46,7 @@ impl Committer {
     pub(super) fn repack(&mut self) {
         let memory = self.book.memory();
         let gain = GAIN_BYTES.min(self.book.files.ring_length / 4);
-        if memory < self.repack_at.max(gain) && memory < MEMORY_BYTES_MAX {
+        if memory < self.repack_at.max(gain) && memory < self.memory_max() {
             return;
         }
         self.repack_at = memory + gain;
@@ -87,15 +87,20 @@ impl Committer {
 }
 
 impl Book {
+    /// Whether the frames from index `first` on may become one. They stay as they are where rows of one went
+    /// to a shelf that no checkpoint names, a checkpoint may contain them, or no later run can be told.
+    pub(super) fn may_put_together(&self, first: usize) -> bool {
+        let mut frames = self.frames.iter().skip(first);
+        let is_decided = frames.clone().next().is_some_and(|f| f.sequence > self.undecided);
+        let is_last_run = self.files.run >= ring::RUN_MAX;
+        is_decided && !is_last_run && self.is_draft_empty() && !frames.any(|frame| frame.moved)
+    }
+
     /// Puts into the draft, which is empty, what is needed of the frames from index `first` on, and gives
-    /// the places of its pieces and states. `None`, and an empty draft, where the frames must stay as
-    /// they are: rows of one went to a shelf that no checkpoint names, a checkpoint may contain them, or no
-    /// later run can be told.
+    /// the places of its pieces and states. `None`, and an empty draft, where they must stay as they are.
     fn gather_needed(&mut self, first: usize) -> Option<Places> {
         let sequence = self.frames.get(first)?.sequence;
-        let is_moved = self.frames.iter().skip(first).any(|frame| frame.moved);
-        let is_last_run = self.files.run >= ring::RUN_MAX;
-        if is_moved || is_last_run || sequence <= self.undecided || !self.is_draft_empty() {
+        if !self.may_put_together(first) {
             return None;
         }
         let mut needed =

@@ -169,7 +169,8 @@ impl Committer {
         let before: Vec<(Arc<str>, u64)> =
             self.state.sinks.iter().map(|(name, sink)| (name.clone(), sink.dropped)).collect();
         let (book, state, now) = (&mut self.book, &mut self.state, self.now);
-        let mut transaction = Transaction { book, state, layout, max_bytes, now };
+        let refused = &self.refused.sinks;
+        let mut transaction = Transaction { book, state, layout, max_bytes, now, refused };
         let gave = transaction.give_way(GIVE_WAY_BYTES, gives);
         for (name, dropped) in before {
             let now = self.state.sinks.get(&name).map_or(0, |sink| sink.dropped);

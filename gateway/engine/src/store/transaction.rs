@@ -2,7 +2,7 @@
 //! then the bounds. Every change of state happens here, and none of them can fail halfway: what
 //! comes of it is a draft that is written, again if need be, until it is durable.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::book::{Book, Queue};
@@ -55,6 +55,8 @@ pub(super) struct Transaction<'a> {
     pub(super) max_bytes: u64,
     /// What `expire` said last: the only time that the store knows.
     pub(super) now: Option<i64>,
+    /// Sinks that get no new rows.
+    pub(super) refused: &'a BTreeSet<Arc<str>>,
 }
 
 impl Transaction<'_> {
@@ -189,7 +191,7 @@ impl Transaction<'_> {
             count = Some(letters + outbox::forget(self.book, name, state));
         }
         if let Some(state) = self.state.tables.get_mut(name).filter(|_| !table_claimed) {
-            let rows = state.end - state.start;
+            let rows = state.count(state.start..state.end);
             state.dropped += rows;
             let end = state.end;
             log::trim(self.book, name, state, end);
@@ -249,13 +251,23 @@ impl Transaction<'_> {
                 let most = self.max_bytes.saturating_add(droppable(self.state, self.layout));
                 let free = most.saturating_sub(self.state.held_bytes());
                 let state = self.state.sinks.entry(sink.name.clone()).or_default();
-                let room = (sink.when_full == WhenFull::DropNewest).then(|| Room {
-                    records: sink
-                        .max_records
-                        .map_or(u64::MAX, |max| max.saturating_sub(state.records())),
-                    bytes: sink.max_bytes.saturating_sub(state.bytes).min(free),
-                });
+                let (is_refused, dropped) = (self.refused.contains(&sink.name), state.dropped);
+                let room = if is_refused {
+                    Some(Room { records: 0, bytes: 0 })
+                } else {
+                    (sink.when_full == WhenFull::DropNewest).then(|| Room {
+                        records: sink
+                            .max_records
+                            .map_or(u64::MAX, |max| max.saturating_sub(state.records())),
+                        bytes: sink.max_bytes.saturating_sub(state.bytes).min(free),
+                    })
+                };
                 outbox::append(self.book, &sink.name, state, epoch, parts, room);
+                let dropped = state.dropped - dropped;
+                if is_refused {
+                    *self.state.counts.entry(outbox::no_room(&sink.name).into()).or_default() +=
+                        dropped;
+                }
             }
             // Also without new rows: the bounds may be lower than they were.
             if sink.when_full == WhenFull::DropOldest
@@ -292,7 +304,7 @@ impl Transaction<'_> {
     }
 
     /// The first log position that some reader still needs.
-    fn floor(&self, table: &str, readers: &[Arc<str>]) -> u64 {
+    pub(super) fn floor(&self, table: &str, readers: &[Arc<str>]) -> u64 {
         let needed = |stream: &Arc<str>| {
             let progress = self.state.progress.get(stream)?;
             let mut floors = progress.replay_from.iter();

@@ -86,7 +86,7 @@ fn tables(tables: &[TableContents]) {
         .map(|table| {
             [
                 table.name.clone(),
-                (table.end - table.start).to_string(),
+                table.rows.to_string(),
                 table.bytes.to_string(),
                 format!("{}..{}", table.start, table.end),
                 table.dropped.to_string(),

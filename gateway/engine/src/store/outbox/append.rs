@@ -98,8 +98,12 @@ pub(in crate::store) fn append(
     chunk.put(book, sink);
 }
 
-/// Adds the notice of refused rows, or lets the one before it, if that is the last row, grow: while
-/// a sink stays full there is one notice a stream, not one a commit.
+/// Notices that lie in one piece at most: of as many streams.
+const NOTICES_MAX: usize = 64;
+
+/// Adds the notice of refused rows, or lets one grow that is there, if nothing but notices lies behind it: while
+/// a sink stays full there is one notice a stream, not one a commit. They lie in one piece, which is written
+/// as a whole: a later frame has the better version of the last piece.
 fn refuse(
     book: &mut Book,
     sink: &Arc<str>,
@@ -109,28 +113,34 @@ fn refuse(
 ) {
     chunk.put(book, sink);
     let last = book.outboxes.get(sink).and_then(|queue| queue.pieces.back()).copied();
-    let alone = last
-        .filter(|piece| piece.rows == 1 && piece.end() == state.next && piece.first > state.cursor);
-    let grown = alone.and_then(|piece| {
-        let body = book.body(Side::Outbox, sink, &piece)?;
-        let mut row = decode_outbox(piece.first, &body)?.pop()?;
-        let (old, new) = (row.gap?, notice.gap?);
-        let joins = row.stream == notice.stream
-            && row.epoch == notice.epoch
-            && old.reason == new.reason
-            && old.to < new.from
-            && !state.is_ahead(row.position);
-        row.gap = Some(Gap { to: new.to, ..old });
-        row.seq = new.to;
-        joins.then_some(row)
+    let open = last.filter(|piece| {
+        let is_ahead = (piece.first..piece.end()).any(|position| state.is_ahead(position));
+        piece.end() == state.next && piece.first > state.cursor && !is_ahead
     });
-    if let Some(row) = grown {
-        let index = book.outboxes.get(sink).map_or(0, |queue| queue.pieces.len() - 1);
-        book.take(Side::Outbox, sink, index..index + 1);
-        let body = encode_outbox(std::slice::from_ref(&row));
-        book.push(Side::Outbox, sink, row.position, 1, row.created, &body);
-    } else {
-        chunk.add(book, sink, state, notice);
-        chunk.put(book, sink);
+    // Only a small one can be of nothing else.
+    let small = open.filter(|piece| usize::try_from(piece.rows).is_ok_and(|n| n <= NOTICES_MAX));
+    let rows = small.and_then(|piece| {
+        let body = book.body(Side::Outbox, sink, &piece)?;
+        let rows = decode_outbox(piece.first, &body)?;
+        rows.iter().all(|row| row.gap.is_some()).then_some(rows)
+    });
+    let mut rows = rows.unwrap_or_default();
+    let grown = rows.iter_mut().rev().find_map(|row| {
+        let (old, new) = (row.gap?, notice.gap?);
+        let is_same = row.stream == notice.stream && row.epoch == notice.epoch;
+        let joins = is_same && old.reason == new.reason && old.to < new.from;
+        joins.then(|| {
+            row.gap = Some(Gap { to: new.to, ..old });
+            row.seq = new.to;
+        })
+    });
+    if grown.is_some() || rows.len() < NOTICES_MAX {
+        let pieces = book.outboxes.get(sink).map_or(0, |queue| queue.pieces.len());
+        book.take(Side::Outbox, sink, pieces - usize::from(!rows.is_empty())..pieces);
+        chunk.rows = rows;
     }
+    if grown.is_none() {
+        chunk.add(book, sink, state, notice);
+    }
+    chunk.put(book, sink);
 }
