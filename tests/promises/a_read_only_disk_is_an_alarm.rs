@@ -6,7 +6,7 @@
 use crate::harness::broker::Broker;
 use crate::harness::calls::{FILE_CHANGES, inject_into};
 use crate::harness::disk::Disk;
-use crate::harness::gateway::{Gateway, ask, count, head};
+use crate::harness::gateway::{Gateway, ask, count, head, part};
 use crate::harness::records::{assert_complete, assert_contiguous, of_stream, repeated};
 use crate::harness::subscriber::Subscriber;
 use crate::harness::{Scratch, secs, wait_for, wait_until};
@@ -116,7 +116,8 @@ fn f08_and_takes_writes_again() {
 }
 
 /// A record of 20 kB each 10 ms goes out beside the others: some 2 MB/s, of which memory would hold four
-/// seconds, and the queue as many, if what was delivered stayed in it.
+/// seconds, and the queue as many, if what was delivered stayed in it, or what waits for a sink that is away
+/// and gets them too.
 #[test]
 fn f08_and_forwards_more_than_memory_holds() {
     let scratch = Scratch::new("long");
@@ -131,13 +132,15 @@ streams:
   - name: filled
     from: [wide]
     sql: \"SELECT time, n, {} FROM wide\"
-    to: [ {{ sink: uplink }} ]
+    to: [ {{ sink: uplink }}, {{ sink: away }} ]
 ",
         ["a", "b", "c", "d", "e"]
             .map(|name| format!("'{}' AS {name}", "x".repeat(4_000)))
             .join(", ")
     );
-    let config = config(&scratch, broker.port).replacen("streams:\n", &wide, 1);
+    let away =
+        "  - { name: away, driver: { mqtt: { url: \"mqtt://127.0.0.1:1\", topic: rows } } }\n";
+    let config = config(&scratch, broker.port).replacen("streams:\n", &wide, 1) + away;
     let mut gateway = Gateway::start(&scratch, &config);
     far_side.wait_value("rows", "n", 10, secs(20));
     let injection = inject_into(&scratch, gateway.pid(), FILE_CHANGES, "error=EROFS");
@@ -158,8 +161,18 @@ streams:
     // And the others arrive as they are read.
     let read = i64::try_from(delivered(&mut gateway).1).expect("few");
     far_side.wait_value("rows", "n", read + 10, secs(10));
+    let waiting = |gateway: &mut Gateway| {
+        let ledger = &gateway.status()["ledger"];
+        let dropped = &part(ledger, "sinks", "away")["dropped"]["disk_full"];
+        (count(ledger, "sinks", "away", "buffered"), dropped.as_u64().unwrap_or(0))
+    };
+    let (held, dropped) = waiting(&mut gateway);
+    assert!(dropped > 1_000, "{dropped}: 4 MiB of 2,000 records of 20 kB are some 200");
     drop(injection);
     wait_until("the store to write again", secs(15), || ready(&mut gateway).0);
+    wait_until("the sink that is away to get records again", secs(5), || {
+        waiting(&mut gateway).0 > held
+    });
     assert_eq!(gateway.stop().code, Some(0));
     let rows = of_stream(&far_side.records(), "rows");
     assert_complete(&rows, "n", 0, rows.last().expect("records").int("n"));
