@@ -51,6 +51,8 @@ pub(super) struct Queue {
     pub(super) pieces: VecDeque<Piece>,
     /// Pieces on shelves that begin below this are in the checkpoint.
     pub(super) saved: u64,
+    /// The last position that was given out to be delivered: what is there must not change any more.
+    pub(super) given: u64,
 }
 
 impl Queue {

@@ -256,6 +256,9 @@ impl Committer {
     /// next one where several wait and nothing else is to be done, else before anything else.
     fn write(&mut self, flush: bool, close: bool) {
         let several = self.group.tickets.len() > 1;
+        if flush && self.stats.stalled.is_some() {
+            self.share_memory();
+        }
         self.seal();
         if self.book.memory() == 0 || !(self.stats.stalled.is_none() || flush) {
             return;
@@ -264,7 +267,6 @@ impl Committer {
         if !several || pauses || self.stats.stalled.is_some() || !self.launch() {
             self.persist(None);
             if self.stats.stalled.is_some() {
-                self.share_memory();
                 self.shed_history();
                 self.repack();
             }
@@ -322,9 +324,6 @@ impl Committer {
 
     /// Applies the work: from now on it is in memory, in the frame that is being made.
     fn take(&mut self, mut work: Work) {
-        if self.stats.stalled.is_some() {
-            self.share_memory();
-        }
         let claims = self.shared.claims();
         let (layout, max_bytes) = (&claims.layout, claims.max_bytes);
         let (book, state, now) = (&mut self.book, &mut self.state, self.now);

@@ -188,6 +188,7 @@ pub(super) fn let_go(
         return 0;
     };
     let gone = first.first..last.end();
+    let rows = state.count(gone.clone());
     if state.count(state.start..gone.start) == 0 {
         state.begin_at(gone.end);
     } else if !state.add_hole(gone) {
@@ -195,7 +196,6 @@ pub(super) fn let_go(
     }
     let taken = book.take(Side::Log, table, from..from + count);
     let bytes: u64 = taken.iter().map(|piece| u64::from(piece.length)).sum();
-    let rows: u64 = taken.iter().map(|piece| u64::from(piece.rows)).sum();
     state.bytes = state.bytes.saturating_sub(bytes);
     state.dropped += rows;
     rows

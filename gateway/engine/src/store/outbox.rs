@@ -425,6 +425,9 @@ pub(super) fn read(
     });
     let looked_at = if more { holes.expected } else { holes.expected.max(end) };
     holes.count(book, sink, state, looked_at);
+    if let Some(queue) = book.outboxes.get_mut(sink) {
+        queue.given = queue.given.max(rows.last().map_or(0, |row| row.position));
+    }
     (rows, looked_at - 1)
 }
 

@@ -57,6 +57,8 @@ impl Committer {
         self.note_written();
         self.state.note_changes(&mut self.book, None);
         let length = ring::frame_bytes(self.book.draft.len() - HEADER);
+        // Where nothing more is taken, any room is better than none.
+        let gain = if memory < self.memory_max() { gain } else { ring::BLOCK };
         if length + gain > memory || !self.fits(first, length) {
             self.book.clear_draft();
             self.state.untell();

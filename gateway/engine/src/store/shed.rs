@@ -14,9 +14,9 @@ use super::committer::{Committer, MEMORY_BYTES_MAX};
 use super::log;
 use super::transaction::Transaction;
 
-/// Bytes of rows that wait for sinks which get new ones.
+/// Bytes of rows that may wait for sinks which get new ones.
 const SHARED_BYTES: u64 = MEMORY_BYTES_MAX / 2;
-/// Bytes that are left to each sink, and of the newest history.
+/// Bytes that are left to a sink, and of the newest history.
 const LEAST_BYTES: u64 = MEMORY_BYTES_MAX / 8;
 
 /// The sinks that get no new rows until the disk takes writes, or they take what waits.
@@ -25,40 +25,64 @@ pub(super) struct Refused {
     pub(super) sinks: BTreeSet<Arc<str>>,
     /// Bytes that wait for them in memory.
     bytes: u64,
+    /// How many positions of each sink were settled at the last look.
+    settled: BTreeMap<Arc<str>, u64>,
+}
+
+/// A sink as it is looked at.
+struct Share<'a> {
+    sink: &'a SinkLayout,
+    /// Bytes of rows that it was shown and that wait in memory.
+    bytes: u64,
+    was_refused: bool,
+    /// It took something since the last look.
+    moves: bool,
 }
 
 impl Committer {
     /// Bytes of frames that are not durable, from which on nothing more is taken. What waits for sinks that
-    /// get nothing new grows no more: there is room beside it, whatever came in one turn.
+    /// get nothing new grows no more: it takes nothing from the others.
     pub(super) fn memory_max(&self) -> u64 {
-        MEMORY_BYTES_MAX.max(self.refused.bytes + SHARED_BYTES)
+        MEMORY_BYTES_MAX + self.refused.bytes
     }
 
-    /// Decides which sinks get no new rows: those that hold most, the least important first, until the others
-    /// hold no more than their share. One goes on getting them: without others it stands in nobody's way.
-    /// Where the disk is only full, old rows give way for newer ones as ever, and make room.
+    /// Decides with each flush which sinks get no new rows: of those that take nothing the one that holds most,
+    /// then the next, until the others hold no more than their share. That gets smaller with each, so that all together
+    /// is bounded. Once nothing more is taken, slow ones as well. One goes on getting rows: without others it
+    /// stands in nobody's way. Where the disk is only full, old rows give way for newer ones as ever, and make room.
     pub(super) fn share_memory(&mut self) {
         let first = self.book.first_undurable();
         let claims = self.shared.claims();
         let sinks = &claims.layout.sinks;
-        let was_refused = |sink: &SinkLayout| self.refused.sinks.contains(&sink.name);
-        let held = |sink: &SinkLayout| {
-            self.book.outboxes.get(&sink.name).map_or(0, |queue| queue.bytes_from(first))
-        };
-        let mut all: Vec<(&SinkLayout, u64)> =
-            sinks.iter().map(|sink| (sink, held(sink))).collect();
-        all.sort_by_key(|(sink, bytes)| (!was_refused(sink), sink.priority, Reverse(*bytes)));
-        let mut rest: u64 = all.iter().map(|(_, bytes)| bytes).sum();
-        let mut refused = Refused::default();
-        for (sink, bytes) in all {
+        let is_blocked = self.book.memory() >= self.memory_max();
+        let mut settled = BTreeMap::new();
+        let mut shares: Vec<Share<'_>> = Vec::new();
+        for sink in sinks {
+            let queue = self.book.outboxes.get(&sink.name);
+            // What is in the frame that is being made was not shown yet.
+            let bytes = queue.map_or(0, |queue| queue.bytes_from(first, self.book.sequence));
+            let state = self.state.sinks.get(&sink.name);
+            let passed = state.map_or(0, |state| state.next - 1 - state.open());
+            let moves = self.refused.settled.get(&sink.name).is_none_or(|before| passed > *before);
+            settled.insert(sink.name.clone(), passed);
+            let was_refused = self.refused.sinks.contains(&sink.name);
+            shares.push(Share { sink, bytes, was_refused, moves });
+        }
+        shares.sort_by_key(|share| (!share.was_refused, share.moves, Reverse(share.bytes)));
+        // Without it the least of many sinks would be more than the share of all.
+        let least = LEAST_BYTES.min(SHARED_BYTES / (sinks.len() as u64).max(1));
+        let mut rest: u64 = shares.iter().map(|share| share.bytes).sum();
+        let mut refused = Refused { settled, ..Refused::default() };
+        for Share { sink, bytes, was_refused, moves } in shares {
             let may_be = match sink.when_full {
                 WhenFull::DropNewest => true,
                 WhenFull::DropOldest => !self.want.stalls,
                 WhenFull::Block => false,
             };
-            let is_over = rest > SHARED_BYTES || was_refused(sink);
+            let most = (SHARED_BYTES >> refused.sinks.len().min(4)).max(least);
+            let is_over = was_refused || (rest > most && (!moves || is_blocked));
             let is_last = refused.sinks.len() + 1 >= sinks.len();
-            if may_be && is_over && bytes > LEAST_BYTES && !is_last {
+            if may_be && is_over && bytes > least && !is_last {
                 rest -= bytes;
                 refused.bytes += bytes;
                 refused.sinks.insert(sink.name.clone());
@@ -83,7 +107,7 @@ impl Committer {
             return;
         }
         let first = self.book.first_undurable();
-        if self.book.bytes_from(first) <= SHARED_BYTES {
+        if self.book.bytes_from(first) <= self.refused.bytes + SHARED_BYTES {
             return;
         }
         let claims = self.shared.claims();
@@ -150,9 +174,10 @@ impl Queue {
         })
     }
 
-    /// Bytes of pieces in frames from `sequence` on.
-    fn bytes_from(&self, sequence: u64) -> u64 {
-        self.pieces.range(self.first_from(sequence)..).map(|piece| u64::from(piece.length)).sum()
+    /// Bytes of pieces in frames from `sequence` on, before `end`.
+    fn bytes_from(&self, sequence: u64, end: u64) -> u64 {
+        let pieces = self.pieces.range(self.first_from(sequence)..self.first_from(end));
+        pieces.map(|piece| u64::from(piece.length)).sum()
     }
 }
 
@@ -160,6 +185,6 @@ impl Book {
     /// Bytes of all rows in frames from `sequence` on.
     fn bytes_from(&self, sequence: u64) -> u64 {
         let queues = [Side::Outbox, Side::Log].map(|side| self.queues(side).values());
-        queues.into_iter().flatten().map(|queue| queue.bytes_from(sequence)).sum()
+        queues.into_iter().flatten().map(|queue| queue.bytes_from(sequence, u64::MAX)).sum()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::super::book::{Book, Side};
+use super::super::book::{Book, Place, Queue, Side};
 use super::super::border::{Gap, GapReason, OutboxRow, OutboxRows};
 use super::super::format::{CHUNK_BYTES, decode_outbox, encode_outbox, weight};
 use super::super::record::SinkState;
@@ -62,7 +62,7 @@ pub(in crate::store) fn append(
     parts: &[&OutboxRows],
     mut room: Option<Room>,
 ) {
-    let mut chunk = Chunk::default();
+    let (mut chunk, mut notices) = (Chunk::default(), Vec::new());
     for part in parts {
         let row = |seq: u64, body: &Bytes, gap: Option<Gap>| OutboxRow {
             position: 0,
@@ -91,56 +91,65 @@ pub(in crate::store) fn append(
             }
             chunk.add(book, sink, state, row);
         }
-        if let Some(gap) = refused {
-            refuse(book, sink, state, &mut chunk, row(gap.to, &Bytes::new(), Some(gap)));
+        notices.extend(refused.map(|gap| row(gap.to, &Bytes::new(), Some(gap))));
+    }
+    chunk.put(book, sink);
+    if !notices.is_empty() {
+        refuse(book, sink, state, notices);
+    }
+}
+
+/// Notices that lie in one piece at most: of as many streams.
+const NOTICES_MAX: usize = 1_000;
+
+/// Adds notices of refused rows, or lets those grow that are there, if nothing but notices lies behind them:
+/// while a sink stays full there is one notice a stream, not one a commit. They lie in one piece, which is
+/// written as a whole: at a start a later frame has the better version of the last piece, and of no other.
+fn refuse(book: &mut Book, sink: &Arc<str>, state: &mut SinkState, notices: Vec<OutboxRow>) {
+    let mut chunk = Chunk { rows: take_notices(book, sink, state), bytes: 0 };
+    for notice in notices {
+        let grown = chunk.rows.iter_mut().rev().find_map(|row| {
+            let (old, new) = (row.gap?, notice.gap?);
+            let is_same = row.stream == notice.stream && row.epoch == notice.epoch;
+            let joins = is_same && old.reason == new.reason && old.to < new.from;
+            joins.then(|| {
+                row.gap = Some(Gap { to: new.to, ..old });
+                row.seq = new.to;
+            })
+        });
+        if grown.is_none() {
+            if chunk.rows.len() >= NOTICES_MAX {
+                chunk.put(book, sink);
+            }
+            chunk.add(book, sink, state, notice);
         }
     }
     chunk.put(book, sink);
 }
 
-/// Notices that lie in one piece at most: of as many streams.
-const NOTICES_MAX: usize = 64;
-
-/// Adds the notice of refused rows, or lets one grow that is there, if nothing but notices lies behind it: while
-/// a sink stays full there is one notice a stream, not one a commit. They lie in one piece, which is written
-/// as a whole: a later frame has the better version of the last piece.
-fn refuse(
-    book: &mut Book,
-    sink: &Arc<str>,
-    state: &mut SinkState,
-    chunk: &mut Chunk,
-    notice: OutboxRow,
-) {
-    chunk.put(book, sink);
-    let last = book.outboxes.get(sink).and_then(|queue| queue.pieces.back()).copied();
-    let open = last.filter(|piece| {
-        let is_ahead = (piece.first..piece.end()).any(|position| state.is_ahead(position));
-        piece.end() == state.next && piece.first > state.cursor && !is_ahead
-    });
-    // Only a small one can be of nothing else.
-    let small = open.filter(|piece| usize::try_from(piece.rows).is_ok_and(|n| n <= NOTICES_MAX));
-    let rows = small.and_then(|piece| {
-        let body = book.body(Side::Outbox, sink, &piece)?;
-        let rows = decode_outbox(piece.first, &body)?;
-        rows.iter().all(|row| row.gap.is_some()).then_some(rows)
-    });
-    let mut rows = rows.unwrap_or_default();
-    let grown = rows.iter_mut().rev().find_map(|row| {
-        let (old, new) = (row.gap?, notice.gap?);
-        let is_same = row.stream == notice.stream && row.epoch == notice.epoch;
-        let joins = is_same && old.reason == new.reason && old.to < new.from;
-        joins.then(|| {
-            row.gap = Some(Gap { to: new.to, ..old });
-            row.seq = new.to;
+/// Takes the last piece out of the outbox if it may be written anew: it has nothing but notices, nobody was
+/// given one of them, and one on a shelf is in the checkpoint as it is.
+fn take_notices(book: &mut Book, sink: &Arc<str>, state: &SinkState) -> Vec<OutboxRow> {
+    let may_change = |queue: &&Queue| {
+        queue.pieces.back().is_some_and(|piece| {
+            let is_small = usize::try_from(piece.rows).is_ok_and(|rows| rows <= NOTICES_MAX);
+            let is_known = piece.first < queue.saved || matches!(piece.place, Place::Frame { .. });
+            let front = state.cursor + state.front.len() as u64;
+            let settled = state.lanes.map_or(front, |lanes| lanes.live);
+            let is_open = piece.first > settled.max(queue.given) && piece.end() == state.next;
+            is_small && is_known && is_open
         })
-    });
-    if grown.is_some() || rows.len() < NOTICES_MAX {
+    };
+    let last = book.outboxes.get(sink).filter(may_change).and_then(|queue| queue.pieces.back());
+    let Some(piece) = last.copied() else { return Vec::new() };
+    let body = book.body(Side::Outbox, sink, &piece);
+    let rows = body.and_then(|body| decode_outbox(piece.first, &body)).unwrap_or_default();
+    if rows.iter().any(|row| row.gap.is_none()) {
+        return Vec::new();
+    }
+    if !rows.is_empty() {
         let pieces = book.outboxes.get(sink).map_or(0, |queue| queue.pieces.len());
-        book.take(Side::Outbox, sink, pieces - usize::from(!rows.is_empty())..pieces);
-        chunk.rows = rows;
+        book.take(Side::Outbox, sink, pieces - 1..pieces);
     }
-    if grown.is_none() {
-        chunk.add(book, sink, state, notice);
-    }
-    chunk.put(book, sink);
+    rows
 }

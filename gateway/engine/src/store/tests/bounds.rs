@@ -52,17 +52,19 @@ async fn drop_newest_keeps_the_oldest() {
     let (store, _) = open_with(&disk, &options(), bounded).unwrap();
     put(&store, "a", 0..3).await;
     put(&store, "a", 3..9).await;
-    assert_eq!(bodies(&waiting(&store, "a").await), [0, 1, 2, 3]);
     assert_eq!((store.backlog("a").records, store.backlog("a").dropped), (4, 5));
-    assert_eq!(notices(&store, "a").await, [(5, 4, 8)]);
     put(&store, "a", 9..12).await;
+    assert_eq!(bodies(&waiting(&store, "a").await), [0, 1, 2, 3]);
     assert_eq!(notices(&store, "a").await, [(5, 4, 11)], "while it stays full there is one notice");
+    // It is under way now, and what is under way does not change.
+    put(&store, "a", 12..14).await;
+    assert_eq!(notices(&store, "a").await, [(5, 4, 11), (6, 12, 13)]);
     store.delivered("a", 2);
     settle(&store).await;
-    put(&store, "a", 12..13).await;
+    put(&store, "a", 14..15).await;
     let rows = waiting(&store, "a").await;
-    assert_eq!(bodies(&rows), [2, 3, 12]);
-    assert_eq!(rows[2].position, 6, "behind the notice, which has a position as well");
+    assert_eq!(bodies(&rows), [2, 3, 14]);
+    assert_eq!(rows[2].position, 7, "behind the notices, which have positions as well");
 }
 
 #[tokio::test]

@@ -164,6 +164,44 @@ fn remembered(number: u64) -> Commit {
     }
 }
 
+/// Several sinks are away, also so many that the share of each is small, and there is history as well: the one
+/// that takes its records gets all of them, and what the others hold is bounded.
+#[tokio::test]
+async fn f08_p07_sinks_that_are_away_stop_no_other_while_the_disk_takes_no_writes() {
+    for others in [2, 3, 9] {
+        let disk = FakeDisk::default();
+        let options = StoreOptions { ring_bytes: 32 << 20, ..options() };
+        let mut layout = layout();
+        layout.tables[0].history_us = Some(100);
+        let names: Vec<String> = (0..others).map(|number| format!("away{number}")).collect();
+        layout.sinks = names.iter().map(|name| sink(name)).chain([sink("a")]).collect();
+        let (store, _) = open_with(&disk, &options, layout).unwrap();
+        let all = |number: u64| {
+            let body = Bytes::from(vec![b'x'; LARGE]);
+            let mut one = remembered(number);
+            // The first is away from the beginning, the others later and later.
+            for (begin, name) in (0..).step_by(10).zip(&names).filter(|(at, _)| *at <= number) {
+                let (first, bodies) = (number - begin, vec![body.clone()]);
+                one.outbox.push(OutboxRows { bodies, ..results(name, first..first, 1) });
+            }
+            one
+        };
+        commit(&store, all(0)).await.unwrap();
+        disk.set_broken(&["store.ring"]);
+        for number in 1..150 {
+            drop(taken(&store, number, all(number)).await);
+            assert_eq!(bodies(&store.next("a", number, 1, 99).await.unwrap()), [number]);
+            store.delivered("a", number + 1);
+            let held: u64 = names.iter().map(|name| store.backlog(name).bytes).sum();
+            assert!(held < 16 << 20, "{held} with {others}");
+        }
+        let dropped = |name: &String| store.backlog(name).dropped;
+        // One goes on getting records as long as there is room.
+        let stopped = names.iter().filter(|name| dropped(name) > 0).count();
+        assert_eq!((stopped, store.backlog("a").dropped), (others, 0));
+    }
+}
+
 /// The numbers of the rows of 300 kB that are kept.
 async fn kept(store: &Store) -> Vec<u64> {
     let (mut all, mut from) = (Vec::new(), 0);
