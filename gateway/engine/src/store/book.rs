@@ -53,6 +53,8 @@ pub(super) struct Queue {
     pub(super) saved: u64,
     /// The last position that was given out to be delivered: what is there must not change any more.
     pub(super) given: u64,
+    /// The position behind the last record that came since the start: from there on there are only notices.
+    pub(super) records_end: u64,
 }
 
 impl Queue {

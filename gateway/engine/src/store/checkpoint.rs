@@ -155,9 +155,8 @@ fn put_pieces(records: &mut Records<'_>, book: &Book) -> Result<(), Trouble> {
             let first = queue.pieces.front().map_or(u64::MAX, |piece| piece.first);
             let (low, high) = (key(kind, name, 0), key(kind, name, first));
             records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
-            // A piece that was replaced by one in a frame would be taken for the newer one.
-            let shelved = queue.pieces.get(queue.first_from(0).wrapping_sub(1)).map(Piece::end);
-            let (low, high) = (key(kind, name, shelved.unwrap_or(0)), key(kind, name, u64::MAX));
+            // A piece that was replaced, by one in a frame also, would be taken for the newer one.
+            let (low, high) = (key(kind, name, queue.saved), key(kind, name, u64::MAX));
             records.retain_in::<&[u8], _>(low.as_slice()..high.as_slice(), |_, _| false)?;
             for piece in queue.pieces.iter().skip(queue.index_of(queue.saved)) {
                 let Place::Shelf { file, at } = piece.place else { break };

@@ -23,9 +23,9 @@ const LEAST_BYTES: u64 = MEMORY_BYTES_MAX / 8;
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     pub(super) sinks: BTreeSet<Arc<str>>,
-    /// Bytes that wait for them in memory.
+    /// Bytes that wait in memory for them, and for sinks that the layout does not name.
     bytes: u64,
-    /// How many positions of each sink were settled at the last look.
+    /// How many records each sink had settled at the last look.
     settled: BTreeMap<Arc<str>, u64>,
 }
 
@@ -62,7 +62,8 @@ impl Committer {
             // What is in the frame that is being made was not shown yet.
             let bytes = queue.map_or(0, |queue| queue.bytes_from(first, self.book.sequence));
             let state = self.state.sinks.get(&sink.name);
-            let passed = state.map_or(0, |state| state.next - 1 - state.open());
+            // What is dropped of a sink moves its cursor as well.
+            let passed = state.map_or(0, |state| state.delivered + state.rejected + state.lost);
             let moves = self.refused.settled.get(&sink.name).is_none_or(|before| passed > *before);
             settled.insert(sink.name.clone(), passed);
             let was_refused = self.refused.sinks.contains(&sink.name);
@@ -72,7 +73,11 @@ impl Committer {
         // Without it the least of many sinks would be more than the share of all.
         let least = LEAST_BYTES.min(SHARED_BYTES / (sinks.len() as u64).max(1));
         let mut rest: u64 = shares.iter().map(|share| share.bytes).sum();
-        let mut refused = Refused { settled, ..Refused::default() };
+        // Sinks that the layout does not name get nothing new either.
+        let is_named = |name: &Arc<str>| sinks.iter().any(|sink| sink.name == *name);
+        let others = self.book.outboxes.iter().filter(|(name, _)| !is_named(name));
+        let bytes = others.map(|(_, queue)| queue.bytes_from(first, u64::MAX)).sum();
+        let mut refused = Refused { bytes, settled, ..Refused::default() };
         for Share { sink, bytes, was_refused, moves } in shares {
             let may_be = match sink.when_full {
                 WhenFull::DropNewest => true,

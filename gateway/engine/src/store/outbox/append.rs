@@ -47,6 +47,10 @@ impl Chunk {
         let count = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
         let body = encode_outbox(&self.rows);
         book.push(Side::Outbox, sink, first.position, count, created, &body);
+        let last = self.rows.iter().rfind(|row| row.gap.is_none());
+        if let Some((row, queue)) = last.zip(book.outboxes.get_mut(sink)) {
+            queue.records_end = row.position + 1;
+        }
         self.rows.clear();
         self.bytes = 0;
     }
@@ -137,7 +141,8 @@ fn take_notices(book: &mut Book, sink: &Arc<str>, state: &SinkState) -> Vec<Outb
             let front = state.cursor + state.front.len() as u64;
             let settled = state.lanes.map_or(front, |lanes| lanes.live);
             let is_open = piece.first > settled.max(queue.given) && piece.end() == state.next;
-            is_small && is_known && is_open
+            // Else it is not even read: the device may be away.
+            is_small && is_known && is_open && piece.first >= queue.records_end
         })
     };
     let last = book.outboxes.get(sink).filter(may_change).and_then(|queue| queue.pieces.back());
