@@ -7,6 +7,7 @@
 //! checkpoint contains may have been let go since, and written over: what is broken there counts only
 //! if its rows are still needed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::book::Letter;
@@ -53,6 +54,7 @@ pub(super) fn replay(
     // No frame behind this one was ever let go.
     let kept_from = if whole { last_contained(book, &bodies) } else { commit };
     let mut expected = kept_from + 1;
+    let mut doubtful = BTreeSet::new();
     for (offset, header, intact) in bodies {
         let sequence = header.sequence;
         let missing = sequence.saturating_sub(expected);
@@ -65,7 +67,12 @@ pub(super) fn replay(
         replayed.new_frames += u64::from(sequence > commit);
         replayed.broken += u64::from(!intact && sequence > kept_from);
         let mut bad = Vec::new();
-        take_frame(book, state, (offset, &header), intact, commit, &mut bad);
+        if !intact && sequence <= kept_from {
+            doubtful.insert(sequence);
+        }
+        let is_new = sequence > commit && !doubtful.contains(&sequence);
+        let taking = Taking { is_new, doubtful: &doubtful };
+        take_frame(book, state, (offset, &header, intact), taking, &mut bad);
         if sequence > kept_from {
             for (key, value) in &bad {
                 book.damage.bad(key, value);
@@ -74,8 +81,40 @@ pub(super) fn replay(
             replayed.suspects.append(&mut bad);
         }
     }
+    drop_foreign(book, state, &doubtful);
     book.sequence = book.sequence.max(commit + 1);
     replayed
+}
+
+/// Frames that may have been let go, and are not whole: a later one may have been written over them, and cut off.
+/// What passes its check in there may be of that one, which nobody was told of: rows behind those of later
+/// frames, or behind the last one.
+#[derive(Clone, Copy)]
+struct Taking<'a> {
+    /// The checkpoint does not contain the frame that is taken.
+    is_new: bool,
+    /// Those that were taken.
+    doubtful: &'a BTreeSet<u64>,
+}
+
+impl Taking<'_> {
+    fn doubts(&self, piece: &Piece) -> bool {
+        matches!(piece.place, Place::Frame { sequence, .. } if self.doubtful.contains(&sequence))
+    }
+}
+
+/// Takes out rows of doubtful frames that lie behind the last row that is known of.
+fn drop_foreign(book: &mut Book, state: &State, doubtful: &BTreeSet<u64>) {
+    let taking = Taking { is_new: false, doubtful };
+    let ends = state.sinks.iter().map(|(name, sink)| (Side::Outbox, name, sink.next));
+    let ends = ends.chain(state.tables.iter().map(|(name, table)| (Side::Log, name, table.end)));
+    for (side, name, end) in ends {
+        let Some(queue) = book.queues(side).get(name) else { continue };
+        let is_foreign = |piece: &Piece| piece.end() > end && taking.doubts(piece);
+        let kept = queue.pieces.iter().rposition(|piece| !is_foreign(piece)).map_or(0, |at| at + 1);
+        let all = queue.pieces.len();
+        book.take(side, name, kept..all);
+    }
 }
 
 /// A frame: where it lies, its header, whether it is whole.
@@ -215,9 +254,8 @@ fn last_contained(book: &Book, bodies: &[Body]) -> u64 {
 fn take_frame(
     book: &mut Book,
     state: &mut State,
-    (offset, header): (u64, &Header),
-    intact: bool,
-    commit: u64,
+    (offset, header, intact): (u64, &Header, bool),
+    taking: Taking<'_>,
     bad: &mut Vec<(Vec<u8>, Vec<u8>)>,
 ) {
     let sequence = header.sequence;
@@ -237,7 +275,7 @@ fn take_frame(
         let entry = Entry::take(&bytes[at..]);
         let taken = entry.as_ref().and_then(|entry| {
             let body = entry.body()?;
-            take_entry(book, state, entry, body, at, sequence > commit)
+            take_entry(book, state, entry, body, at, taking)
         });
         let next = match &entry {
             Some(entry) if taken.is_some() => at + entry.length,
@@ -287,17 +325,17 @@ fn take_entry(
     entry: &Entry<'_>,
     body: &[u8],
     at: usize,
-    is_new: bool,
+    taking: Taking<'_>,
 ) -> Option<()> {
     let (kind, name, position) = split_key(entry.key)?;
     let name: Arc<str> = Arc::from(name);
     if let Kind::Log | Kind::Outbox = kind {
         let side = if kind == Kind::Log { Side::Log } else { Side::Outbox };
         let place = Place::Frame { sequence: book.sequence, at: u32::try_from(at).ok()? };
-        list(book, side, &name, piece(side, position, entry.length, body, place)?, is_new);
+        list(book, side, &name, piece(side, position, entry.length, body, place)?, taking);
         return Some(());
     }
-    if !is_new {
+    if !taking.is_new {
         return Some(());
     }
     match kind {
@@ -383,11 +421,13 @@ pub(super) fn piece(
 
 /// Puts a piece behind those that are known. One that lies on a shelf already is passed over; a later
 /// frame has the better version of the last row.
-fn list(book: &mut Book, side: Side, name: &Arc<str>, piece: Piece, is_new: bool) {
+fn list(book: &mut Book, side: Side, name: &Arc<str>, piece: Piece, taking: Taking<'_>) {
     let queue = book.queues_mut(side).entry(name.clone()).or_default();
     let replaces = |known: &Piece| {
         let covers = piece.first <= known.first && piece.end() >= known.end();
-        covers && (is_new || matches!(known.place, Place::Frame { .. }))
+        let is_foreign =
+            known.end() > piece.first && taking.doubts(known) && !taking.doubts(&piece);
+        is_foreign || covers && (taking.is_new || matches!(known.place, Place::Frame { .. }))
     };
     let keep = queue.pieces.iter().rposition(|known| !replaces(known)).map_or(0, |at| at + 1);
     let (count, end) = (queue.pieces.len(), queue.pieces.get(keep.wrapping_sub(1)).map(Piece::end));
