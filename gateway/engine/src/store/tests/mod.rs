@@ -14,6 +14,7 @@ mod looking;
 mod medium;
 mod relayout;
 mod rot;
+mod sharing;
 mod stall;
 mod stamps;
 mod states;
