@@ -73,6 +73,36 @@ async fn f08_p07_a_sink_that_is_away_stops_no_other_while_the_disk_takes_no_writ
     store.close().await.unwrap();
 }
 
+/// A sink that is away and at a bound of its own drops its oldest records all the time, and one that is alive
+/// takes longer than from one look to the next: it is not the one to be refused.
+#[tokio::test]
+async fn f08_p07_what_a_sink_drops_is_not_what_it_takes() {
+    let disk = FakeDisk::default();
+    let options = StoreOptions { ring_bytes: 16 << 20, ..options() };
+    let away = SinkLayout { max_bytes: 3_400_000, ..sink("b") };
+    let layout = Layout { sinks: vec![sink("a"), away], ..layout() };
+    let (store, _) = open_with(&disk, &options, layout).unwrap();
+    let both = |number: u64| {
+        let rows = |sink, count: u64| OutboxRows {
+            bodies: vec![Bytes::from(vec![b'x'; LARGE]); usize::try_from(count).unwrap()],
+            ..results(sink, count * number..count * number, 1)
+        };
+        Commit { wait: true, outbox: vec![rows("a", 4), rows("b", 1)], ..Commit::default() }
+    };
+    commit(&store, both(0)).await.unwrap();
+    store.delivered("a", 4);
+    disk.set_broken(&["store.ring"]);
+    for number in 1..40 {
+        drop(taken(&store, number, both(number)).await);
+        store.flush();
+        answered(&store).await;
+        store.delivered("a", 4 * (number + 1));
+    }
+    assert_eq!((store.backlog("a").dropped, store.backlog("a").no_room), (0, 0));
+    let away = store.backlog("b");
+    assert!(away.no_room > 10 && away.dropped > away.no_room, "{away:?}");
+}
+
 /// A row of 300 kB that its only reader has passed, and a record that is delivered.
 fn remembered(number: u64) -> Commit {
     let batch = RecordBatch::try_from_iter([
