@@ -79,7 +79,7 @@ async fn f08_p07_a_sink_that_is_away_stops_no_other_while_the_disk_takes_no_writ
 async fn f08_p07_what_a_sink_drops_is_not_what_it_takes() {
     let disk = FakeDisk::default();
     let options = StoreOptions { ring_bytes: 16 << 20, ..options() };
-    let away = SinkLayout { max_bytes: 3_200_000, ..sink("b") };
+    let away = SinkLayout { max_bytes: 3_700_000, ..sink("b") };
     let layout = Layout { sinks: vec![sink("a"), away], ..layout() };
     let (store, _) = open_with(&disk, &options, layout).unwrap();
     let rows = |sink, first: u64, count: u64| OutboxRows {
@@ -92,7 +92,7 @@ async fn f08_p07_what_a_sink_drops_is_not_what_it_takes() {
     let mut passed = 0;
     for number in 1..50 {
         // The one that is away is at its bound before there is too much.
-        let count = if number < 20 { 1 } else { 4 };
+        let count = if number < 20 { 1 } else { 6 };
         let both = vec![rows("a", passed, count), rows("b", 2 * number, 1)];
         drop(taken(&store, number, one(both)).await);
         drop(taken(&store, number, one(vec![rows("b", 2 * number + 1, 1)])).await);
