@@ -263,7 +263,13 @@ impl Steward {
         };
         let fixed = needs_restart(self.running.document(), &document);
         if !fixed.is_empty() {
-            let detail = format!("a change of {} needs a restart", fixed.join(" and "));
+            let mut detail = format!("a change of {} needs a restart", fixed.join(" and "));
+            if document.store.path != self.running.document().store.path {
+                detail.push_str(
+                    "; what the store holds stays in its folder: move that to the new place while the gateway is \
+                     stopped, or the new store begins empty",
+                );
+            }
             return outcome(ApplyOutcome::NotNow, detail);
         }
         let staged = match stage(&sources, place).await {
@@ -303,6 +309,7 @@ impl Steward {
             Err(reason) => Err(reason),
         };
         let Err(mut reason) = tried else {
+            self.running.hold_bounds().await;
             let detail = format!(
                 "{} parts stopped, {} started",
                 changes.stopped.len(),
@@ -312,8 +319,9 @@ impl Steward {
             return Applied { stopped, started, ..outcome(ApplyOutcome::Applied, detail) };
         };
         tracing::error!(reason, "the new configuration does not work; back to the old one");
-        if let Err(error) = self.running.change(old).await {
-            reason = format!("{reason}; and it could not be undone: {error}");
+        match self.running.change(old).await {
+            Ok(_) => self.running.hold_bounds().await,
+            Err(error) => reason = format!("{reason}; and it could not be undone: {error}"),
         }
         outcome(ApplyOutcome::RolledBack, reason)
     }

@@ -74,6 +74,7 @@ pub(crate) fn store_options(document: &Document, around: &Surroundings) -> Store
         max_bytes: document.store.max_bytes.get(),
         ring_bytes: document.store.effective_ring().get(),
         gateway: document.gateway.name.to_string(),
+        impatient: false,
         epoch_hint: u64::try_from(around.clock.now() / 1_000_000).unwrap_or(0),
         restored: false,
         forget_stream: None,
@@ -113,6 +114,33 @@ pub(crate) fn layout(document: &Document) -> Layout {
         },
     });
     Layout { tables: tables.collect(), sinks: sinks.collect() }
+}
+
+/// What two configurations want of the store together, where `after` may be undone: the more of both, so that
+/// nothing goes which the one before would have kept.
+pub(crate) fn layout_of_both(before: &Layout, after: Layout) -> Layout {
+    let Layout { mut tables, mut sinks } = after;
+    for old in &before.tables {
+        let Some(table) = tables.iter_mut().find(|table| table.name == old.name) else {
+            tables.push(old.clone());
+            continue;
+        };
+        let missing = old.readers.iter().filter(|reader| !table.readers.contains(reader));
+        let missing: Vec<Arc<str>> = missing.cloned().collect();
+        table.readers.extend(missing);
+        table.history_us = table.history_us.max(old.history_us);
+    }
+    for old in &before.sinks {
+        let Some(sink) = sinks.iter_mut().find(|sink| sink.name == old.name) else {
+            sinks.push(old.clone());
+            continue;
+        };
+        sink.max_bytes = sink.max_bytes.max(old.max_bytes);
+        // None is no bound.
+        sink.max_age_us = sink.max_age_us.zip(old.max_age_us).map(|(new, old)| new.max(old));
+        sink.max_records = sink.max_records.zip(old.max_records).map(|(new, old)| new.max(old));
+    }
+    Layout { tables, sinks }
 }
 
 /// What the engine needs to know of a stream; also used by `check`, `explain` and `test`. `streams`

@@ -5,10 +5,12 @@
 //! operating system's clock where that is wrong or set stands in `steady`.
 
 mod ages;
+mod kept;
 mod steady;
 mod wait;
 
-pub use ages::Ages;
+pub use ages::{Ages, Ahead};
+pub use kept::{read as kept_ahead, write as keep_ahead};
 pub use steady::{DurableTime, SteadyClock};
 pub use wait::{ClockWait, Entry, Machine, Phase, Rebased, boot_id};
 

@@ -172,11 +172,12 @@ impl Keeper for StoreKeeper {
         let keeper = self.clone();
         async move {
             keeper.known(&sink)?;
-            keeper.store.pause(&sink, paused).await.map_err(|e| refusal(&e))?;
-            // Where no such sink runs, the next one of this name finds it in the store.
+            // Who delivers is told first, and in one go with the store's order: while nothing can be made durable
+            // the answer comes late, and whoever asked may have gone. Where no such sink runs, the next one of
+            // this name finds it in the store.
             keeper.ask(&sink, |asked| asked.paused = paused);
             tracing::info!(sink, paused, "asked for");
-            Ok(())
+            keeper.store.pause(&sink, paused).await.map_err(|e| refusal(&e))
         }
         .boxed()
     }

@@ -9,9 +9,9 @@ mod assemble;
 mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
@@ -28,7 +28,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::build::{self, Surroundings};
 use crate::chain::{self, StreamTables};
-use crate::clock::{Ages, ClockWait, DurableTime, Machine};
+use crate::clock::{Ages, Ahead, ClockWait, DurableTime, Machine, keep_ahead, kept_ahead};
 use crate::floor::stopped;
 use crate::ledger;
 use crate::status::{DeviceView, GatewayStatus, LinkView, LookupView, SinkView, StreamView, Views};
@@ -52,6 +52,14 @@ pub enum StartError {
     /// The store did not answer in time.
     #[error("store: nothing was committed within {0:?}")]
     StoreBusy(Duration),
+}
+
+/// Keeps a step of the clock over a restart.
+async fn keep_step(folder: PathBuf, ahead: Option<Ahead>) {
+    let kept = tokio::task::spawn_blocking(move || keep_ahead(&folder, ahead)).await;
+    if let Ok(Err(error)) = kept {
+        tracing::warn!(%error, "a step of the clock is forgotten at a restart");
+    }
 }
 
 /// How often old records are looked for.
@@ -98,6 +106,8 @@ pub struct Running {
     _waiting: AbortOnDropHandle<()>,
     /// The longest age that anything stored may have, in seconds.
     ages_max: Arc<AtomicU64>,
+    /// By which time records are judged.
+    ages: Arc<Mutex<Ages>>,
     /// Parts that were asked to end and have not yet.
     ending: Vec<AbortOnDropHandle<()>>,
 }
@@ -113,7 +123,17 @@ pub struct Changes {
 
 /// Opens the store and starts every part of `document`, which has passed `check`.
 pub fn start(document: Document, around: Surroundings) -> Result<Running, StartError> {
-    let options = build::store_options(&document, &around);
+    start_patiently(document, around, true)
+}
+
+/// The same; without patience what the device does not answer for counts as damaged.
+pub fn start_patiently(
+    document: Document,
+    around: Surroundings,
+    patiently: bool,
+) -> Result<Running, StartError> {
+    let mut options = build::store_options(&document, &around);
+    options.impatient = !patiently;
     let (store, recovery) = Store::open(options, build::layout(&document))?;
     tracing::info!(?recovery, path = document.store.path, "store opened");
     let name = document.gateway.name.as_str();
@@ -127,6 +147,7 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
     if let Some(last) = durable_time.micros() {
         clock.resume(last);
     }
+    let ages = Ages::resumed(kept_ahead(Path::new(&document.store.path)), clock.now());
     let bound = document.gateway.wait_for_clock.duration();
     let wait = Arc::new(ClockWait::begin(&store, &clock, bound, Machine::read));
     let waiting = wait.clone().run(clock.clone(), store.clone());
@@ -153,6 +174,7 @@ pub fn start(document: Document, around: Surroundings) -> Result<Running, StartE
         wait,
         _waiting: AbortOnDropHandle::new(tokio::spawn(waiting)),
         ages_max: Arc::default(),
+        ages: Arc::new(Mutex::new(ages)),
         ending: Vec::new(),
     };
     running.raise();
@@ -183,7 +205,8 @@ impl Running {
     }
 
     /// Runs another configuration, which has passed `check` and [`needs_restart`]. Parts that it
-    /// wants as they are go on untouched. An error means that the old configuration runs.
+    /// wants as they are go on untouched. What the old one keeps stays until [`Running::hold_bounds`]: it may
+    /// come back. An error means that the old configuration runs.
     ///
     /// [`needs_restart`]: crate::wanted::needs_restart
     pub async fn change(&mut self, document: Document) -> Result<Changes, StartError> {
@@ -198,8 +221,10 @@ impl Running {
         in_time(async { self.store.submit(commit).await?.await }).await?;
 
         let stopped = self.lower(&document, &stream_tables).await;
-        let (layout, bytes_max) = (build::layout(&document), document.store.max_bytes.get());
-        let laid_out = in_time(self.store.relayout(layout, bytes_max)).await;
+        let (before, layout) = (build::layout(&self.document), build::layout(&document));
+        let bytes_max = document.store.max_bytes.get().max(self.document.store.max_bytes.get());
+        let laid_out =
+            in_time(self.store.relayout(build::layout_of_both(&before, layout), bytes_max)).await;
         if laid_out.is_ok() {
             self.wait.set_bound(document.gateway.wait_for_clock.duration());
             self.document = Arc::new(document);
@@ -208,6 +233,15 @@ impl Running {
         }
         let started = self.raise();
         laid_out.map(|()| Changes { stopped, started })
+    }
+
+    /// From now on the store keeps what the configuration that runs wants, and no more.
+    pub async fn hold_bounds(&self) {
+        let (layout, bytes_max) =
+            (build::layout(&self.document), self.document.store.max_bytes.get());
+        if let Err(error) = in_time(self.store.relayout(layout, bytes_max)).await {
+            tracing::warn!(%error, "what the configuration before kept is kept until the next change");
+        }
     }
 
     /// Ends the parts that `document` does not want as they are; returns their names.
@@ -362,7 +396,8 @@ impl Running {
             return;
         }
         let (store, clock) = (self.store.clone(), self.around.clock.clone());
-        let (ages_max, mut ages) = (self.ages_max.clone(), Ages::default());
+        let (ages_max, ages) = (self.ages_max.clone(), self.ages.clone());
+        let folder = PathBuf::from(&self.document.store.path);
         let task = tokio::spawn(async move {
             let mut commit = tokio::time::interval(every.duration());
             let mut expire = tokio::time::interval(EXPIRE_EVERY);
@@ -371,7 +406,17 @@ impl Running {
                     _ = commit.tick() => store.flush(),
                     _ = expire.tick() => {
                         let longest = Duration::from_secs(ages_max.load(Ordering::Relaxed));
-                        store.expire(ages.judge(clock.now(), longest));
+                        let now = clock.now();
+                        let (by, ahead) = {
+                            let mut ages = ages.lock().unwrap_or_else(PoisonError::into_inner);
+                            let before = ages.step();
+                            let by = ages.judge(now, longest);
+                            (by, (ages.step() != before).then(|| ages.ahead(now)))
+                        };
+                        if let Some(ahead) = ahead {
+                            keep_step(folder.clone(), ahead).await;
+                        }
+                        store.expire(by);
                     }
                 }
             }

@@ -2,6 +2,7 @@
 
 mod clock;
 mod hops;
+mod losses;
 pub mod store;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use crate::source::SourceCounts;
 use crate::stream::StreamCounts;
 use crate::supervisor::{Health, State};
 use hops::Before;
+use losses::Losses;
 use store::alarms;
 
 /// A device as status sees it.
@@ -185,6 +187,7 @@ pub struct GatewayStatus {
     recovery: Recovery,
     boot_id: Option<String>,
     before: Before,
+    losses: Losses,
     views: Mutex<Arc<Views>>,
     config: Mutex<Arc<ConfigView>>,
 }
@@ -218,6 +221,7 @@ impl web::Console for GatewayStatus {
                 .chain(alarms(&store, self.store.stats().failed))
                 .chain(views.lookups.iter().filter_map(lookup_alarm))
                 .chain(views.streams.iter().filter(|s| s.stopped).map(stopped))
+                .chain(views.sinks.iter().flat_map(|sink| self.sink_alarms(sink)))
                 .chain(self.entrances.iter().filter_map(|entrance| entrance.alarm()))
                 .collect(),
             store,
@@ -274,6 +278,12 @@ impl GatewayStatus {
             wait,
             entrances: ["web", "control socket"].map(|part| Arc::new(web::Entrance::new(part))),
             before: Before::new(&store),
+            losses: Losses::new(
+                store
+                    .sinks()
+                    .iter()
+                    .map(|sink| (sink.to_string(), losses::count(&store.backlog(sink)))),
+            ),
             store,
             recovery,
             boot_id: boot_id(),

@@ -17,7 +17,7 @@ use crate::harness::gateway::{Gateway, count, head, part};
 use crate::harness::mqtt::Client;
 use crate::harness::records::{assert_complete, assert_told, first_arrivals, of_stream};
 use crate::harness::subscriber::Subscriber;
-use crate::harness::{Scratch, secs};
+use crate::harness::{Scratch, free_port, secs};
 
 /// A feed from one broker; a sink that is not there yet, with a bound such as `max_records: 50`, whose
 /// records are of some 1,000 bytes; and a sink that always works.
@@ -127,24 +127,35 @@ struct Lowered {
     sink: Broker,
     gate: Arc<Gate>,
     gateway: Gateway,
-    _source: Broker,
+    source: Broker,
 }
 
 impl Lowered {
     fn to(bound: &str, when_full: &str) -> Self {
+        let trial = Self::waiting(when_full);
+        let lowered = trial.config(bound, when_full);
+        let applied = apply(&trial.scratch, &trial.gateway, &lowered);
+        assert_eq!(applied.code, Some(0), "{applied:?}");
+        trial
+    }
+
+    fn config(&self, bound: &str, when_full: &str) -> String {
+        config(&self.scratch, self.source.port, self.gate.port, bound, when_full)
+    }
+
+    /// The same before the bound is lowered.
+    fn waiting(when_full: &str) -> Self {
         let (scratch, far) = (Scratch::new("lowered"), Scratch::new("far"));
         let (source, sink) = (Broker::start(&scratch, ""), Broker::prepare(&far, ""));
         let gate = Arc::new(Gate::new(sink.port));
-        let with = |bound| config(&scratch, source.port, gate.port, bound, when_full);
-        let mut gateway = Gateway::start(&scratch, &with("max_bytes: 1MiB, max_records: 1000"));
+        let bound = "max_bytes: 1MiB, max_records: 1000";
+        let config = config(&scratch, source.port, gate.port, bound, when_full);
+        let mut gateway = Gateway::start(&scratch, &config);
         gateway.wait_up();
         let near = Client::connect(source.port, "near-side").expect("a broker");
-        let lowered = with(bound);
-        let mut trial = Self { scratch, far, near, sink, gate, gateway, _source: source };
+        let mut trial = Self { scratch, far, near, sink, gate, gateway, source };
         trial.publish(1, WAITING);
         trial.wait(|sink| sink["buffered_records"] == WAITING);
-        let applied = apply(&trial.scratch, &trial.gateway, &lowered);
-        assert_eq!(applied.code, Some(0), "{applied:?}");
         trial
     }
 
@@ -184,6 +195,25 @@ impl Lowered {
         let rows = first_arrivals(&of_stream(&records, "rows"), "n");
         (rows, missing.get("dropped").copied().unwrap_or(0))
     }
+}
+
+/// A68: a configuration that does not work, and is undone, has cost nothing of what the one before keeps.
+#[test]
+fn a46_a_lower_bound_that_is_undone_has_dropped_nothing() {
+    let mut trial = Lowered::waiting("drop_oldest");
+    let nobody = free_port();
+    let lowered = trial.config("max_records: 20", "drop_oldest");
+    let lowered = lowered.replace(
+        &format!("127.0.0.1:{}\", topics", trial.source.port),
+        &format!("127.0.0.1:{nobody}\", topics"),
+    );
+    let applied = apply(&trial.scratch, &trial.gateway, &lowered);
+    assert_eq!(applied.code, Some(1), "{applied:?}");
+    assert!(applied.stderr.contains("undone"), "{}", applied.stderr);
+    trial.let_others_pass();
+    let sink = trial.wait(|_| true);
+    assert_eq!((&sink["buffered_records"], &sink["dropped"]), (&json!(WAITING), &json!({})));
+    assert_eq!(trial.deliver(WAITING), ((1..=WAITING).collect(), 0));
 }
 
 #[test]

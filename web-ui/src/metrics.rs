@@ -336,9 +336,12 @@ const STORE_COUNTERS: [Plain<crate::StoreStatus>; 7] = [
     }),
 ];
 
-const STORE_GAUGES: [Plain<crate::StoreStatus>; 6] = [
+const STORE_GAUGES: [Plain<crate::StoreStatus>; 7] = [
     ("tidegate_store_stalled", "1 while nothing can be made durable, else 0.", |s| {
         u64::from(s.stalled.is_some())
+    }),
+    ("tidegate_store_unread", "1 while something that is stored cannot be read, else 0.", |s| {
+        u64::from(s.unread.is_some())
     }),
     ("tidegate_store_written_today_bytes", "Bytes written on the present day (UTC).", |s| {
         s.written_today

@@ -49,6 +49,12 @@ pub struct StoreStatus {
     pub reopened: u64,
     /// Why nothing can be made durable at present.
     pub stalled: Option<String>,
+    /// Sinks whose new records are dropped while nothing can be made durable.
+    #[serde(default)]
+    pub refuses: Vec<String>,
+    /// Why something that is stored cannot be read at present, while that is so.
+    #[serde(default)]
+    pub unread: Option<String>,
     /// Last error in words.
     pub last_error: Option<String>,
     /// What was found when the store was opened.

@@ -30,6 +30,8 @@ use crate::keeper::{StoreKeeper, everything};
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// How long reading or writing the whole store may take.
 const MAINTENANCE_MAX: Duration = Duration::from_mins(10);
+/// How often a store that nobody runs on tries again what it could not do.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
 
 /// What is to be done to a store that nobody runs on.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,7 +86,12 @@ async fn alone(folder: &Path, intent: Intent, work: impl AsyncFnOnce(&dyn Keeper
         }
         Err(error) => return fail(error),
     };
-    let code = work(&StoreKeeper::alone(store.clone(), recovery)).await;
+    let keeper = StoreKeeper::alone(store.clone(), recovery);
+    let code = tokio::select! {
+        code = work(&keeper) => code,
+        never = flushes(&store) => match never {},
+    };
+    drop(keeper);
     let closed = store.close().await;
     if intent == Intent::Change {
         give_back(folder);
@@ -92,6 +99,14 @@ async fn alone(folder: &Path, intent: Intent, work: impl AsyncFnOnce(&dyn Keeper
     match closed {
         Ok(()) => code,
         Err(error) => fail(format_args!("store: {error}")).max(code),
+    }
+}
+
+/// Has the store try again, now and then, what it could not do at once.
+async fn flushes(store: &Store) -> std::convert::Infallible {
+    loop {
+        tokio::time::sleep(FLUSH_EVERY).await;
+        store.flush();
     }
 }
 
@@ -139,7 +154,10 @@ async fn open(
     folder: &Path,
     intent: Intent,
 ) -> Result<(Store, tidegate_engine::store::Recovery), StoreError> {
-    let options = StoreOptions { max_bytes: u64::MAX, ..StoreOptions::new(folder, "", 0) };
+    let defaults = StoreOptions::new(folder, "", 0);
+    // Who looks wants what can be read; nothing that cannot is lost by it.
+    let impatient = intent == Intent::Look;
+    let options = StoreOptions { max_bytes: u64::MAX, impatient, ..defaults };
     let (store, recovery) = match intent {
         Intent::Look => Store::look(options, Layout::default())?,
         Intent::Change => Store::open(options, Layout::default())?,

@@ -2,7 +2,8 @@
 //!
 //! Nothing is read meanwhile, for nothing could be kept, and ids must not be given away that a
 //! store may hold already. The status page tells what stands in the way; a configuration that is
-//! written anew, or SIGHUP, is read at once. Only a store that another process has ends the
+//! written anew, or SIGHUP, is read at once. A device that does not answer is given [`PATIENCE`]; then
+//! the store opens with what can be read of it. Only a store that another process has ends the
 //! process: its owner is at work.
 
 use std::path::Path;
@@ -26,13 +27,17 @@ use crate::backoff::{Backoff, seed};
 use crate::build::Surroundings;
 use crate::control::Http;
 use crate::notify::Notify;
-use crate::running::{Running, StartError, start};
+use crate::running::{Running, StartError, start_patiently};
 use crate::status::rfc3339;
 use crate::supervisor::{Health, supervise};
 use crate::watch::FileWatch;
 
 /// Shortest and longest pause between two attempts to open a store.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// After that the store does without what its device does not answer for: one sector that stays bad must not
+/// keep the gateway from its work for ever, and a device that resets itself is back by then.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Starts the gateway of `boot`, which was read at `path`; waits where its store cannot be opened.
 /// Gives what it was started with, or the exit code of a process that is to end.
@@ -47,8 +52,10 @@ pub(super) async fn started(
     let mut waiting: Option<Waiting> = None;
     let mut backoff = Backoff::new(PAUSES.0, PAUSES.1, seed("store"));
     let mut files = FileWatch::new(path);
+    let begun = Instant::now();
     loop {
-        let error = match start(boot.document.clone(), around.clone()) {
+        let patiently = begun.elapsed() < PATIENCE;
+        let error = match start_patiently(boot.document.clone(), around.clone(), patiently) {
             Ok(running) => {
                 if let Some(waiting) = waiting {
                     tracing::info!("the store is open");

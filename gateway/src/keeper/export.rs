@@ -9,7 +9,7 @@ use std::time::Duration;
 use arrow::array::{ArrayRef, RecordBatch, StringArray, TimestampMicrosecondArray, UInt64Array};
 use arrow::error::ArrowError;
 use arrow::ipc::writer::StreamWriter;
-use tidegate_engine::store::{OutboxRow, Store};
+use tidegate_engine::store::{OutboxRow, Store, StoreError};
 use tidegate_web_ui::{Exported, Refusal};
 
 use super::refusal;
@@ -18,8 +18,20 @@ use super::refusal;
 const ROWS_MAX: usize = 8_192;
 /// Bytes of records of a part at most.
 const BYTES_MAX: usize = 4 << 20;
-/// How long the store may take to find the next record: beyond, there is none.
-const NEXT_MAX: Duration = Duration::from_secs(5);
+/// How long the store may take to read on: beyond, the device does not answer.
+const READ_MAX: Duration = Duration::from_secs(20);
+
+/// What was asked of the store, or why it cannot be read: half of an export would pass for all of it.
+async fn in_time<T>(
+    store: &Store,
+    read: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, Refusal> {
+    if let Ok(read) = tokio::time::timeout(READ_MAX, read).await {
+        return read.map_err(|e| refusal(&e));
+    }
+    let why = store.stats().unread.unwrap_or_else(|| "it gives no answer".to_owned());
+    Err(Refusal::NotNow(format!("the store cannot be read on: {why}")))
+}
 
 /// A part of a table's log from position `from`; none at its end.
 pub(super) async fn log(
@@ -27,7 +39,7 @@ pub(super) async fn log(
     table: &str,
     from: u64,
 ) -> Result<Option<Exported>, Refusal> {
-    let rows = store.read_whole_log(table, from, ROWS_MAX).await.map_err(|e| refusal(&e))?;
+    let rows = in_time(store, store.read_whole_log(table, from, ROWS_MAX)).await?;
     let Some((position, last)) = rows.last() else {
         return Ok(None);
     };
@@ -42,16 +54,10 @@ pub(super) async fn outbox(
     sink: &str,
     after: u64,
 ) -> Result<Option<Exported>, Refusal> {
-    let backlog = store.backlog(sink);
-    if backlog.records + backlog.gaps == 0 || store.outbox_end(sink) <= after {
-        return Ok(None);
-    }
-    let next = store.next(sink, after, ROWS_MAX, BYTES_MAX);
-    let Ok(rows) = tokio::time::timeout(NEXT_MAX, next).await else {
+    let rows = in_time(store, store.waiting(sink, after, ROWS_MAX, BYTES_MAX)).await?;
+    let Some(next) = rows.last().map(|row| row.position) else {
         return Ok(None);
     };
-    let rows = rows.map_err(|e| refusal(&e))?;
-    let next = rows.last().map_or(after, |row| row.position);
     let batch = records(&rows).and_then(|batch| stream(&[batch])).map_err(|e| unwritten(&e))?;
     Ok(Some(Exported { next, arrow: batch }))
 }

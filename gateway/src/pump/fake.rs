@@ -139,6 +139,10 @@ impl Outbox for Handle {
         self.0.state().cursor
     }
 
+    fn notices_kept(&self) -> u64 {
+        0
+    }
+
     fn lanes(&self) -> Option<Lanes> {
         self.0.state().lanes
     }

@@ -22,7 +22,7 @@ pub(super) struct Lane {
     pub(super) cursor: u64,
     /// The last position that belongs to the lane; none where it has no end.
     pub(super) upto: Option<u64>,
-    /// Records up to here were settled in another lane: only notices of gaps are left there.
+    /// Records up to here were settled before, or in another lane: only notices of gaps are left there.
     pub(super) elsewhere: u64,
     /// Whether the record at the head ends connections.
     pub(super) suspicion: Suspicion,
@@ -110,6 +110,13 @@ impl Lane {
     pub(super) fn settle(&mut self, position: u64) {
         self.cursor = self.cursor.max(position);
         self.rows.drain(..self.held_upto(position));
+    }
+
+    /// Notices of gaps wait from `position` on, before the cursor; the records up to that are settled.
+    pub(super) fn step_back(&mut self, position: u64) {
+        self.elsewhere = self.elsewhere.max(self.cursor);
+        self.cursor = position;
+        self.forget();
     }
 
     /// Everything up to `position` is settled in the store: where that is news, what is held may

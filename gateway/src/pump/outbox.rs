@@ -27,6 +27,9 @@ pub trait Outbox: Send + Sync {
     /// The durable low-water mark: see [`Store::cursor`].
     fn cursor(&self) -> u64;
 
+    /// How often notices of gaps stayed before what was marked: see [`Store::notices_kept`].
+    fn notices_kept(&self) -> u64;
+
     /// The two lanes, where there are two.
     fn lanes(&self) -> Option<Lanes>;
 
@@ -72,6 +75,10 @@ impl Outbox for SinkOutbox {
 
     fn cursor(&self) -> u64 {
         self.store.cursor(&self.sink)
+    }
+
+    fn notices_kept(&self) -> u64 {
+        self.store.notices_kept(&self.sink)
     }
 
     fn lanes(&self) -> Option<Lanes> {

@@ -77,6 +77,8 @@ pub struct Queue {
     backlog_end: u64,
     /// Lanes are to begin as soon as the store can.
     split_due: bool,
+    /// How often notices of gaps stayed that were passed here.
+    notices_kept: u64,
     bucket: Option<Bucket>,
     pace: Pace,
     shares: Option<Shares>,
@@ -86,6 +88,7 @@ impl Queue {
     /// The queue of `outbox`; deliveries have at most `rows_max` records.
     pub fn new(outbox: Arc<dyn Outbox>, plan: Plan, rows_max: usize) -> Self {
         Self {
+            notices_kept: outbox.notices_kept(),
             outbox,
             plan,
             rows_max,
@@ -201,6 +204,8 @@ impl Queue {
 
     /// Takes over what the store knows to be settled, and whether there are two lanes.
     fn follow(&mut self) {
+        // First: what is read later may know of more, and not of less.
+        let kept = self.outbox.notices_kept();
         let (cursor, stored) = (self.outbox.cursor(), self.outbox.lanes());
         match (&mut self.live, stored) {
             (Some(live), Some(lanes)) if self.main.upto == Some(lanes.split) => {
@@ -209,9 +214,7 @@ impl Queue {
             (Some(live), _) => {
                 // What was left of the backlog was dropped. The notices of it stand before the
                 // cursor of the live lane.
-                live.elsewhere = live.cursor;
-                live.cursor = cursor;
-                live.forget();
+                live.step_back(cursor);
                 self.main.cursor = self.main.upto.unwrap_or(cursor);
             }
             (None, Some(lanes)) if lanes.split > self.main.cursor.max(cursor) => {
@@ -224,6 +227,9 @@ impl Queue {
         }
         self.main.follow(cursor);
         self.join();
+        if std::mem::replace(&mut self.notices_kept, kept) != kept {
+            self.main.step_back(cursor);
+        }
     }
 
     /// Makes the live lane the only one where the backlog is settled.

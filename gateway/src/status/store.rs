@@ -47,6 +47,8 @@ pub fn store_status(stats: StoreStats, recovery: &Recovery) -> web::StoreStatus 
         queue_capacity: stats.queue_capacity as u64,
         reopened: stats.reopened,
         stalled: stats.stalled,
+        unread: stats.unread,
+        refuses: stats.refuses.iter().map(ToString::to_string).collect(),
         last_error: stats.last_error,
         recovery: web::RecoveryStatus {
             created: recovery.created,
@@ -172,6 +174,18 @@ pub(super) fn alarms(store: &web::StoreStatus, failed: bool) -> Vec<web::Reason>
     if let Some(reason) = &store.stalled {
         add(format!("nothing can be made durable: {reason}"));
     }
+    if !store.refuses.is_empty() {
+        let sinks = store.refuses.join(", ");
+        add(format!(
+            "new records for {sinks} are dropped until it can: they would fill the memory"
+        ));
+    }
+    if let Some(reason) = &store.unread {
+        add(format!(
+            "stored records and rows cannot be read: {reason}; who needs them waits, and what the device \
+             refuses for a minute counts as lost"
+        ));
+    }
     if store.gives_way {
         let told = "the disk has no room: the oldest waiting records and rows are dropped for it (`dropped: \
                     disk_full` of the sinks, `log_rows_dropped`); free some, or lower `store.max_bytes`";
@@ -237,6 +251,8 @@ mod tests {
             written_today: 11,
             state_bytes: 101,
             stalled: Some("no room".to_owned()),
+            unread: Some("the device is away".to_owned()),
+            refuses: vec!["cloud".to_owned()],
             corrupt_records: 2,
             corrupt_rows: 7,
             gives_way: true,
@@ -252,6 +268,8 @@ mod tests {
         let told: Vec<_> = alarms(&ill, false).into_iter().map(|alarm| alarm.reason).collect();
         let words = [
             "nothing can be made durable: no room",
+            "new records for cloud are dropped",
+            "the device is away; who needs them waits",
             "the disk has no room",
             "`daily_writes`: 10",
             "more than 100",

@@ -1,7 +1,8 @@
 //! Answers to those who ask the store's thread: rows, states, letters, a check of everything.
 //!
 //! What is given out is durable, or is in memory because nothing can be written. While a frame is
-//! being written, what was taken behind it is neither, and most questions wait. Changes nothing.
+//! being written, what was taken behind it is neither, and most questions wait. So do those for rows that
+//! cannot be read now: they are tried again with each flush. Changes nothing.
 
 use super::book::Side;
 use super::border::{StoreError, Verified};
@@ -16,9 +17,10 @@ use super::verify::Verifying;
 use super::work::{Ask, answer};
 
 impl Committer {
-    /// Answers a question now, or when the frame that is being written has ended.
+    /// Answers a question now, or when the frame that is being written has ended and what was taken behind it
+    /// is a frame as well.
     pub(super) fn ask(&mut self, ask: Ask) {
-        if self.flight.is_none() {
+        if self.flight.is_none() && self.book.is_draft_empty() {
             return self.answer(ask);
         }
         if let Some(ask) = self.answer_beside(ask) {
@@ -44,10 +46,10 @@ impl Committer {
         }
         let before = self.book.durable_end(Side::Outbox, &sink);
         let span = Span { after, before, max_rows, max_bytes };
-        let rows = outbox::read(&mut self.book, &sink, state, span);
-        if rows.0.is_empty() {
+        let read = outbox::read(&mut self.book, &sink, state, span);
+        let Some(rows) = read.ok().filter(|(rows, _)| !rows.is_empty()) else {
             return back(reply);
-        }
+        };
         self.shared.show(self.figures());
         answer(reply, Ok(rows));
         None
@@ -58,15 +60,20 @@ impl Committer {
     pub(super) fn answer(&mut self, ask: Ask) {
         match ask {
             Ask::Next { sink, after, max_rows, max_bytes, reply } => {
-                let rows = match self.state.sinks.get(&sink) {
+                let read = match self.state.sinks.get(&sink) {
                     Some(state) => {
                         let span = Span { after, before: None, max_rows, max_bytes };
                         outbox::read(&mut self.book, &sink, state, span)
                     }
-                    None => (vec![], after),
+                    None => Ok((vec![], after)),
                 };
                 self.shared.show(self.figures());
-                answer(reply, Ok(rows));
+                match read {
+                    Ok(rows) => answer(reply, Ok(rows)),
+                    Err(_) => {
+                        self.unanswered.push(Ask::Next { sink, after, max_rows, max_bytes, reply });
+                    }
+                }
             }
             Ask::States { stream, reply } => {
                 let found = states::read(&mut self.book, &stream);
@@ -74,9 +81,12 @@ impl Committer {
                 answer(reply, found.map_err(|trouble| self.unreadable(&trouble)));
             }
             Ask::Log { table, wanted, reply } => {
-                let rows = log::read(&mut self.book, &table, &self.state, wanted);
+                let read = log::read(&mut self.book, &table, &self.state, wanted);
                 self.shared.show(self.figures());
-                answer(reply, Ok(rows));
+                match read {
+                    Ok(rows) => answer(reply, Ok(rows)),
+                    Err(_) => self.unanswered.push(Ask::Log { table, wanted, reply }),
+                }
             }
             Ask::Alive { reply } => answer(reply, Ok(())),
             Ask::Rejected { sink, limit, reply } => {
@@ -96,6 +106,17 @@ impl Committer {
                 let compacted = contained(|| self.compact());
                 self.shared.show(self.figures());
                 answer(reply, compacted.map_err(|trouble| self.unreadable(&trouble)));
+            }
+        }
+    }
+
+    /// Tries what could not be read, with a flush.
+    pub(super) fn answer_again(&mut self) {
+        let is_dead = self.stats.stalled.is_some() && !self.book.unread.stalls;
+        self.book.unread.look(is_dead);
+        for ask in std::mem::take(&mut self.unanswered) {
+            if !ask.is_abandoned() {
+                self.answer(ask);
             }
         }
     }

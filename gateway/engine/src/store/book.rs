@@ -9,14 +9,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use super::damage::Damage;
+use super::damage::{Damage, Trouble};
 use super::files::Files;
 use super::format::{Entry, Kind, key, put_entry, put_entry_with};
 use super::ring::{self, HEADER, Sum};
 use super::states::States;
+use super::unread::Unread;
 
 /// Where a piece lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
     /// In a frame, this far from its beginning.
     Frame { sequence: u64, at: u32 },
@@ -53,6 +54,8 @@ pub(super) struct Queue {
     pub(super) saved: u64,
     /// The last position that was given out to be delivered: what is there must not change any more.
     pub(super) given: u64,
+    /// The last position of the notices at the front that was given out since these came.
+    pub(super) front_given: u64,
     /// The position behind the last record that came since the start: from there on there are only notices.
     pub(super) records_end: u64,
 }
@@ -143,13 +146,14 @@ pub(super) struct Letter {
 pub(super) struct Book {
     pub(super) files: Files,
     pub(super) damage: Damage,
+    pub(super) unread: Unread,
     pub(super) outboxes: BTreeMap<Arc<str>, Queue>,
     pub(super) logs: BTreeMap<Arc<str>, Queue>,
     pub(super) letters: BTreeMap<Arc<str>, BTreeMap<u64, Letter>>,
-    /// Dead letters that the checkpoint has and nobody needs.
+    /// Dead letters that the checkpoint has, or may have, and nobody needs.
     pub(super) letters_gone: Vec<(Arc<str>, u64)>,
     pub(super) states: States,
-    /// States that the checkpoint has and nobody needs.
+    /// States that the checkpoint has, or may have, and nobody needs.
     pub(super) states_gone: BTreeSet<(Arc<str>, u64)>,
     /// Streams of which a state was found damaged, and that were not told yet.
     pub(super) spoiled: BTreeSet<Arc<str>>,
@@ -173,7 +177,7 @@ pub(super) struct Book {
 const SPARE_BYTES_MAX: usize = 8 << 20;
 /// Bytes that are kept however little is in them.
 const SPARE_BYTES_SMALL: usize = 128 << 10;
-/// Times that a read is tried before its bytes are given up.
+/// Times that a read is tried at once.
 const READS_MAX: u32 = 3;
 
 impl Book {
@@ -181,6 +185,7 @@ impl Book {
         Book {
             files,
             damage,
+            unread: Unread::default(),
             outboxes: BTreeMap::new(),
             logs: BTreeMap::new(),
             letters: BTreeMap::new(),
@@ -304,35 +309,53 @@ impl Book {
         self.frames.binary_search_by_key(&sequence, |frame| frame.sequence).ok()
     }
 
-    /// The body of a piece's entry; `None` when it cannot be read or is not what was written, which
-    /// is counted.
-    pub(super) fn body(&mut self, side: Side, name: &str, piece: &Piece) -> Option<Vec<u8>> {
+    /// The body of a piece's entry; `None` when it is not what was written, which is counted. An error means
+    /// that it cannot be read now.
+    pub(super) fn body(
+        &mut self,
+        side: Side,
+        name: &str,
+        piece: &Piece,
+    ) -> Result<Option<Vec<u8>>, Trouble> {
         let at = key(side.kind(), name, piece.first);
         let length = usize::try_from(piece.length).unwrap_or(0);
         let bytes = self.entry(&at, piece.place, length)?;
-        Entry::take(&bytes)?.body().map(<[u8]>::to_vec)
+        Ok(bytes.and_then(|bytes| Entry::take(&bytes)?.body().map(<[u8]>::to_vec)))
     }
 
-    /// The bytes of a whole entry under a key; `None` when it cannot be read or is not what was
-    /// written, which is counted.
-    pub(super) fn entry(&mut self, key: &[u8], place: Place, length: usize) -> Option<Vec<u8>> {
+    /// The bytes of a whole entry under a key; `None` when it is not what was written, which is counted. An
+    /// error means that it cannot be read now.
+    pub(super) fn entry(
+        &mut self,
+        key: &[u8],
+        place: Place,
+        length: usize,
+    ) -> Result<Option<Vec<u8>>, Trouble> {
+        if let Some(why) = self.unread.waits_for(place) {
+            return Err(Trouble::Unread(why.to_owned()));
+        }
         let mut bytes = vec![0; length];
         let mut outcome = self.read(place, &mut bytes);
-        for _ in 1..READS_MAX {
+        let tries = if self.unread.is_well() { READS_MAX } else { 1 };
+        for _ in 1..tries {
             let Err(error) = &outcome else { break };
-            tracing::warn!(%error, key = %key.escape_ascii(), "a stored value cannot be read");
+            tracing::debug!(%error, key = %key.escape_ascii(), "a stored value cannot be read");
             self.files.forget();
             outcome = self.read(place, &mut bytes);
         }
-        if outcome.is_err() {
+        if let Err(error) = outcome {
+            if !self.unread.meets(&error) {
+                self.unread.wait(place);
+                return Err(Trouble::Unread(error.to_string()));
+            }
             bytes.clear();
         }
         let entry = Entry::take(&bytes).filter(|entry| entry.key == key);
         if entry.is_none_or(|entry| entry.body().is_none()) {
             self.damage.bad(key, &bytes);
-            return None;
+            return Ok(None);
         }
-        Some(bytes)
+        Ok(Some(bytes))
     }
 
     /// Reads bytes from a place on.

@@ -36,6 +36,9 @@ pub struct StoreOptions {
     pub ring_bytes: u64,
     /// The gateway's name, kept in the file for whoever finds it.
     pub gateway: String,
+    /// Read errors of the device are not waited for: what it does not answer for counts as damaged, and the
+    /// store opens with the rest. Without it such an error is an error of [`Store::open`](super::Store::open).
+    pub impatient: bool,
     /// The epoch of a store that is made anew, if it is larger than any epoch known here: Unix
     /// seconds. A store that exists keeps its own.
     pub epoch_hint: u64,
@@ -59,6 +62,7 @@ impl StoreOptions {
             max_bytes: 512 << 20,
             ring_bytes: 16 << 20,
             gateway: gateway.into(),
+            impatient: false,
             epoch_hint,
             restored: false,
             forget_stream: None,
@@ -399,6 +403,11 @@ pub struct StoreStats {
     /// Why nothing can be made durable at present, while that is so: no room, read-only, or an
     /// error of the device. What comes is held in memory within bounds, and delivered from there.
     pub stalled: Option<String>,
+    /// Sinks that get no new rows while nothing can be made durable: these are dropped.
+    pub refuses: Vec<Arc<str>>,
+    /// Why something that is stored cannot be read at present, while that is so. Who waits for it goes on
+    /// waiting; what the device refuses for long counts as damaged.
+    pub unread: Option<String>,
     /// Bytes written on the day of [`Store::expire`](super::Store::expire)'s last `now` (UTC), across restarts.
     pub written_today: u64,
     /// Nothing will be stored any more: see [`Store::failed`](super::Store::failed).

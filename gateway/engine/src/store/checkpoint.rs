@@ -167,15 +167,15 @@ fn put_pieces(records: &mut Records<'_>, book: &Book) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Copies the states that only frames have, one at a time. One that cannot be read is missing from
-/// then on, and the mark of its stream says so to the next start.
+/// Copies the states that only frames have, one at a time. One that is damaged is missing from then on, and
+/// the mark of its stream says so to the next start.
 fn put_states(records: &mut Records<'_>, book: &mut Book) -> Result<(), Trouble> {
     for (stream, number) in &book.states_gone {
         records.remove(key(Kind::State, stream, *number).as_slice())?;
     }
     for (stream, number) in states::in_frames(book) {
         let at = key(Kind::State, &stream, number);
-        match states::sealed(book, &stream, number) {
+        match states::sealed(book, &stream, number)? {
             Some(value) => drop(records.insert(at.as_slice(), value.as_slice())?),
             None => drop(records.remove(at.as_slice())?),
         }

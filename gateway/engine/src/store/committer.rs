@@ -24,7 +24,7 @@ use super::ring;
 use super::room::Want;
 use super::shed::Refused;
 use super::state::State;
-use super::transaction::Transaction;
+use super::transaction::{Left, Transaction};
 use super::turns::{Holding, Pace};
 use super::verify::Verifying;
 use super::work::{Answer, Ask, Coming, Pending, Work, answer};
@@ -120,6 +120,10 @@ pub(super) struct Committer {
     pub(super) shown: Arc<State>,
     /// Questions that wait until no frame is being written.
     pub(super) deferred: Vec<Ask>,
+    /// Questions for what cannot be read now.
+    pub(super) unanswered: Vec<Ask>,
+    /// Marks that pass what cannot be read now.
+    left: Left,
     /// The next frame says everything, not only what changed: the tree could be made again from it.
     pub(super) snapshot_due: bool,
     pub(super) now: Option<i64>,
@@ -162,6 +166,8 @@ impl Committer {
             shown: Arc::clone(&last),
             last,
             deferred: Vec::new(),
+            unanswered: Vec::new(),
+            left: Left::default(),
             snapshot_due: true,
             now: None,
             day_base: 0,
@@ -192,7 +198,7 @@ impl Committer {
             held.group.tell(&Err(end.clone()));
         }
         std::mem::take(&mut self.group).tell(&Err(end.clone()));
-        for ask in self.deferred.drain(..) {
+        for ask in self.deferred.drain(..).chain(self.unanswered.drain(..)) {
             ask.refuse(&end);
         }
         // The lock is released before anybody hears that the store is closed.
@@ -223,7 +229,8 @@ impl Committer {
             for ask in turn.asks {
                 self.ask(ask);
             }
-            if let Some(work) = turn.work {
+            if let Some(mut work) = turn.work {
+                std::mem::take(&mut self.left).join(&mut work);
                 self.note_time(work.expire);
                 if self.is_needed(&work) {
                     self.take(work);
@@ -282,6 +289,7 @@ impl Committer {
             self.keep_room();
         }
         if flush {
+            self.answer_again();
             self.look_for_room();
             self.book.slim();
             self.compact_sometimes();
@@ -332,7 +340,7 @@ impl Committer {
         for order in std::mem::take(&mut work.orders) {
             self.group.answers.push(transaction.order(order));
         }
-        transaction.apply(&work);
+        self.left = transaction.apply(&work);
         self.group.add(work.commits);
         if self.flight.is_some() {
             self.book.sum_draft();
@@ -417,6 +425,8 @@ impl Committer {
             corrupt_records: self.book.damage.records,
             corrupt_rows: self.book.damage.rows,
             stalled: self.stats.stalled.clone().or_else(|| self.held_back.clone()),
+            unread: self.book.unread.why.clone(),
+            refuses: self.refused.sinks.iter().cloned().collect(),
             ..self.stats.clone()
         }
     }

@@ -18,6 +18,8 @@ pub(super) enum Trouble {
     Io(String),
     /// No room on the file system: wait, then as [`Trouble::Io`].
     Full(String),
+    /// What is stored cannot be read now, and is not known to be damaged: wait.
+    Unread(String),
     /// The file's structure is broken: carry over what can be read.
     Damaged(String),
 }
@@ -26,7 +28,10 @@ impl Trouble {
     /// The text for a person.
     pub(super) fn text(&self) -> &str {
         match self {
-            Trouble::Io(text) | Trouble::Full(text) | Trouble::Damaged(text) => text,
+            Trouble::Io(text)
+            | Trouble::Full(text)
+            | Trouble::Unread(text)
+            | Trouble::Damaged(text) => text,
         }
     }
 }

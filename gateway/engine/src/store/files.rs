@@ -11,7 +11,9 @@ use redb::{
 use super::damage::{Trouble, contained, drop_contained};
 use super::disk::{Counted, Disk, Traffic};
 use super::overlay::Layer;
+use super::ring::read_blocks;
 use super::shelf::Shelves;
+use super::unread::is_of_device;
 
 /// The checkpoint's file.
 pub(super) const TREE: &str = "store.redb";
@@ -181,6 +183,11 @@ impl Files {
         Ok(())
     }
 
+    /// Why a part of the tree cannot be read, where one cannot.
+    pub(super) fn unread_tree(&self) -> Option<io::Error> {
+        unread_part(&*self.disk, TREE)
+    }
+
     /// The tree as of the last checkpoint.
     pub(super) fn records(&self) -> Result<ReadRecords, Trouble> {
         match &self.tree {
@@ -188,6 +195,26 @@ impl Files {
             None => Err(Trouble::Io("the checkpoint is not open".to_owned())),
         }
     }
+}
+
+/// Why the device does not answer for a part of a file, where it does not. Reads the whole file.
+pub(super) fn unread_part(disk: &dyn Disk, name: &str) -> Option<io::Error> {
+    let mut why = None;
+    let read = disk.open(name, false).and_then(|file| {
+        let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(0)];
+        read_blocks(&*file, 0, &mut bytes, &mut |_, error| {
+            why = is_of_device(error).then(|| copy_of(error));
+            why.is_none()
+        })
+    });
+    why.or_else(|| read.err().filter(is_of_device))
+}
+
+fn copy_of(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(
+        || io::Error::new(error.kind(), error.to_string()),
+        io::Error::from_raw_os_error,
+    )
 }
 
 /// The tree as of the last transaction.

@@ -131,7 +131,7 @@ fn write_some(
         Side::Outbox => {
             let default = SinkState::default();
             let sink = state.sinks.get(name).unwrap_or(&default);
-            fold_outbox(book, name, sink, &old, &mut fold);
+            fold_outbox(book, name, sink, &old, &mut fold)?;
             Arc::from(format!("sink {name}"))
         }
         Side::Log => {
@@ -179,12 +179,18 @@ fn apply(book: &mut Book, moved: Move) {
     }
 }
 
-fn fold_outbox(book: &mut Book, name: &str, sink: &SinkState, old: &[Piece], fold: &mut Fold) {
+fn fold_outbox(
+    book: &mut Book,
+    name: &str,
+    sink: &SinkState,
+    old: &[Piece],
+    fold: &mut Fold,
+) -> Result<(), Trouble> {
     let settled = sink.cursor + sink.front.len() as u64;
     let mut rows: Vec<OutboxRow> = Vec::new();
     let mut bytes = 0;
     for piece in old {
-        let body = book.body(Side::Outbox, name, piece);
+        let body = book.body(Side::Outbox, name, piece)?;
         let found = body.and_then(|body| decode_outbox(piece.first, &body));
         if found.is_none() {
             outbox::lose(book, name, sink, piece.first, piece.end());
@@ -203,6 +209,7 @@ fn fold_outbox(book: &mut Book, name: &str, sink: &SinkState, old: &[Piece], fol
         }
     }
     put_rows(name, &mut rows, fold);
+    Ok(())
 }
 
 fn put_rows(name: &str, rows: &mut Vec<OutboxRow>, fold: &mut Fold) {
@@ -225,7 +232,7 @@ fn fold_log(
     let mut batches: Vec<Rows> = Vec::new();
     let mut bytes = 0;
     for piece in old.iter().filter(|piece| piece.end() > start) {
-        let body = book.body(Side::Log, name, piece);
+        let body = book.body(Side::Log, name, piece)?;
         let Some((stamps, batch)) = body.and_then(|body| log::decode(schemas, &body)) else {
             book.damage.gap(Kind::Log, name, piece.first.max(start), piece.end());
             continue;

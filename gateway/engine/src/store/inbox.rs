@@ -274,7 +274,7 @@ impl Shared {
         let coming = |name| inbox.coming.get(name).copied().unwrap_or_default();
         let store_full = || {
             let queued: u64 = inbox.coming.values().map(|(_, bytes)| bytes).sum();
-            droppable(&view.state, layout) == 0
+            droppable(&view.state, layout, *max_bytes) == 0
                 && view.state.held_bytes().saturating_add(queued) >= *max_bytes
         };
         commit.outbox.iter().all(|rows| {

@@ -173,7 +173,7 @@ pub(super) fn forget(
         if let Some(letter) = letters.and_then(|letters| letters.remove(position)) {
             state.letters = state.letters.saturating_sub(1);
             state.letter_bytes = state.letter_bytes.saturating_sub(letter.bytes);
-            if letter.body.is_none() {
+            if letter.body.is_none() || book.undecided > 0 {
                 book.letters_gone.push((sink.clone(), *position));
             }
             gone.extend_from_slice(&position.to_le_bytes());

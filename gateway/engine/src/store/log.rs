@@ -210,36 +210,41 @@ pub(super) struct Wanted {
     pub(super) waiting: bool,
 }
 
-/// Reads stored rows: whole pieces until `max_rows` are reached, or rows wait for their time.
+/// Reads stored rows: whole pieces until `max_rows` are reached, or rows wait for their time. An error means
+/// that the first of them cannot be read now.
 pub(super) fn read(
     book: &mut Book,
     table: &str,
     state: &State,
     wanted: Wanted,
-) -> Vec<(u64, RecordBatch)> {
+) -> Result<Vec<(u64, RecordBatch)>, Trouble> {
     let Wanted { from, max_rows, waiting } = wanted;
     let (none, boots) = (Schemas::new(), &state.boots);
     let schemas = state.schemas.get(table).unwrap_or(&none);
     let Some(state) = state.tables.get(table) else {
-        return Vec::new();
+        return Ok(Vec::new());
     };
     let mut expected = from.max(state.start);
     let (mut found, mut rows): (Vec<(u64, RecordBatch)>, usize) = (Vec::new(), 0);
     let start = book.logs.get(table).map_or(0, |queue| queue.index_of(expected));
     for index in start.. {
         if rows >= max_rows && !found.is_empty() {
-            return found;
+            return Ok(found);
         }
         let piece = book.logs.get(table).and_then(|queue| queue.pieces.get(index)).copied();
         let Some(piece) = piece else { break };
-        let body = book.body(Side::Log, table, &piece);
+        let body = match book.body(Side::Log, table, &piece) {
+            Ok(body) => body,
+            Err(trouble) if found.is_empty() => return Err(trouble),
+            Err(_) => return Ok(found),
+        };
         let Some((stamps, batch)) = body.and_then(|body| decode(schemas, &body)) else {
             continue;
         };
         let seen = match boots.view(stamps, batch.clone()) {
             Some(seen) => seen,
             None if waiting => doubted(&batch),
-            None => return found,
+            None => return Ok(found),
         };
         let Ok(batch) = seen else { continue };
         if piece.first > expected {
@@ -255,7 +260,7 @@ pub(super) fn read(
     if expected < state.end {
         lose(book, table, state, expected..state.end);
     }
-    found
+    Ok(found)
 }
 
 /// Rows from a piece's body as they were stamped, and by which clock where that says no time of day.

@@ -46,6 +46,7 @@ mod state;
 mod states;
 mod transaction;
 mod turns;
+mod unread;
 mod upgrade;
 mod verify;
 mod work;
@@ -170,13 +171,12 @@ impl Store {
     /// Cancel safe.
     pub async fn relayout(&self, layout: Layout, max_bytes: u64) -> Result<(), StoreError> {
         recovery::check_names(&layout)?;
-        let barrier = || Commit { wait: true, ..Commit::default() };
-        self.submit(barrier()).await?.await?;
+        self.submit(Commit { wait: true, ..Commit::default() }).await?.await?;
         self.shared.claim(layout, max_bytes);
-        // Bounds that are lower than they were hold now, and not from the next row on.
-        match self.submit(barrier()).await {
-            Ok(ticket) => drop(ticket),
-            Err(error) => tracing::debug!(%error, "the store ended with its new layout"),
+        // Bounds that are lower than they were hold now, and not from the next row on. Nothing may be waited
+        // for from here on: the layout is claimed.
+        if let Err(error) = self.shared.order(Order { name: "".into(), what: What::Bounds }) {
+            tracing::debug!(%error, "the store ended with its new layout");
         }
         Ok(())
     }
@@ -296,9 +296,38 @@ impl Store {
         }
     }
 
+    /// Rows beyond position `after` that wait for a sink now, also for one that the layout does not name; none
+    /// where there are none. As [`Store::next`] else. Cancel safe.
+    pub async fn waiting(
+        &self,
+        sink: &str,
+        after: u64,
+        max_rows: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<OutboxRow>, StoreError> {
+        let name: Arc<str> = Arc::from(sink);
+        let mut after = after;
+        while self.shared.state().sinks.get(sink).is_some_and(|sink| sink.next - 1 > after) {
+            let sink = name.clone();
+            let (rows, seen) =
+                self.ask(|reply| Ask::Next { sink, after, max_rows, max_bytes, reply }).await?;
+            if !rows.is_empty() || seen <= after {
+                return Ok(rows);
+            }
+            after = seen;
+        }
+        Ok(Vec::new())
+    }
+
     /// The durable low-water mark: every row of the sink up to this position is settled.
     pub fn cursor(&self, sink: &str) -> u64 {
         self.shared.state().sinks.get(sink).map_or(0, |sink| sink.cursor)
+    }
+
+    /// How often since the start notices of gaps stayed at the front of an outbox that a mark would have passed
+    /// untold: they stand right behind the cursor then, before what the mark was for.
+    pub fn notices_kept(&self, sink: &str) -> u64 {
+        self.shared.state().sinks.get(sink).map_or(0, |sink| sink.kept)
     }
 
     /// Position of the last row that can be read from the outbox of a sink that the layout names,

@@ -4,21 +4,23 @@
 //! or lost, and is counted as one of these. Positions that cannot be read back are lost rows; a piece
 //! that fails its check never stops the rows behind it. What is dropped leaves a notice in its place,
 //! one for each stream. A live lane settles positions behind `split` ahead of the cursor. Changes
-//! the book and the state, and cannot fail; knows no file and no time.
+//! the book and the state; where rows cannot be read now nothing has changed. Knows no file and no time.
 
 mod append;
+mod passed;
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::book::{Book, Queue, Side};
-use super::border::{Gap, GapReason, Lanes, OutboxRow, SinkLayout, WhenFull};
+use super::border::{GapReason, Lanes, OutboxRow, SinkLayout, WhenFull};
+use super::damage::Trouble;
 use super::format::{Kind, decode_outbox, weight};
 use super::letters;
-use super::record::{Notice, SinkState};
+use super::record::SinkState;
 
 pub(super) use append::{Chunk, append};
+use passed::{Holes, Passed};
 
 /// Bytes of rows that one commit lets go for age or for a bound of the sink, about: they are read
 /// for it, and nothing else is done meanwhile. What is left goes with the next commit or look.
@@ -28,6 +30,8 @@ pub(super) const GONE_BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Delivered,
+    /// Delivered, maybe by a lane that had none of the rows before them.
+    DeliveredBeside,
     Gone(GapReason),
     Rejected,
 }
@@ -56,21 +60,22 @@ fn for_each_piece(
     sink: &str,
     from: u64,
     mut visit: impl FnMut(Option<&[OutboxRow]>) -> ControlFlow<()>,
-) {
+) -> Result<(), Trouble> {
     let Some(queue) = book.outboxes.get(sink) else {
-        return;
+        return Ok(());
     };
     for index in queue.index_of(from).. {
         let piece = book.outboxes.get(sink).and_then(|queue| queue.pieces.get(index)).copied();
         let Some(piece) = piece else {
-            return;
+            return Ok(());
         };
-        let body = book.body(Side::Outbox, sink, &piece);
+        let body = book.body(Side::Outbox, sink, &piece)?;
         let rows = body.and_then(|body| decode_outbox(piece.first, &body));
         if visit(rows.as_deref()).is_break() {
-            return;
+            return Ok(());
         }
     }
+    Ok(())
 }
 
 /// Visits every open row behind `after`, in order.
@@ -80,10 +85,10 @@ fn for_each_open(
     state: &SinkState,
     after: u64,
     mut visit: impl FnMut(&OutboxRow) -> ControlFlow<()>,
-) {
+) -> Result<(), Trouble> {
     for row in front_rows(state).iter().filter(|row| row.position > after) {
         if visit(row).is_break() {
-            return;
+            return Ok(());
         }
     }
     let from = after.max(state.cursor + state.front.len() as u64) + 1;
@@ -95,64 +100,7 @@ fn for_each_open(
             }
         }
         ControlFlow::Continue(())
-    });
-}
-
-/// What a mark passes.
-#[derive(Default)]
-struct Passed {
-    records: u64,
-    gaps: u64,
-    bytes: u64,
-    notices: BTreeMap<(Arc<str>, u64, GapReason), Notice>,
-    head: Option<i64>,
-}
-
-impl Passed {
-    fn add(&mut self, row: &OutboxRow, fate: Fate) {
-        match row.gap {
-            Some(_) => self.gaps += 1,
-            None => self.records += 1,
-        }
-        self.bytes += weight(row);
-        let Fate::Gone(reason) = fate else { return };
-        let gap = row.gap.unwrap_or(Gap { from: row.seq, to: row.seq, reason });
-        let at = (row.stream.clone(), row.epoch, gap.reason);
-        let notice =
-            Notice { stream: row.stream.clone(), epoch: row.epoch, gap, created: row.created };
-        let known = self.notices.entry(at).or_insert(notice);
-        known.gap.from = known.gap.from.min(gap.from);
-        known.gap.to = known.gap.to.max(gap.to);
-    }
-}
-
-/// Positions that should have a row and have none, as rows are come upon in order.
-struct Holes {
-    expected: u64,
-    found: Vec<(u64, u64)>,
-}
-
-impl Holes {
-    fn new(first: u64) -> Self {
-        Holes { expected: first, found: Vec::new() }
-    }
-
-    fn found(&mut self, position: u64) {
-        if position > self.expected {
-            self.found.push((self.expected, position));
-        }
-        self.expected = position + 1;
-    }
-
-    /// Counts what is missing before `end`, each row once.
-    fn count(mut self, book: &mut Book, sink: &str, state: &SinkState, end: u64) {
-        if end > self.expected {
-            self.found.push((self.expected, end));
-        }
-        for (from, to) in self.found {
-            lose(book, sink, state, from, to);
-        }
-    }
+    })
 }
 
 /// Counts the rows at `from .. to` that are not settled yet as missing.
@@ -164,30 +112,49 @@ pub(super) fn lose(book: &mut Book, sink: &str, state: &SinkState, from: u64, to
 
 /// Moves the cursor to `upto` and forgets what it has passed. A position at or below the cursor
 /// changes nothing; one beyond the end is the end. What is gone leaves notices in the last of the
-/// positions that were passed.
-pub(super) fn settle(book: &mut Book, sink: &str, state: &mut SinkState, upto: u64, fate: Fate) {
+/// positions that were passed. An error means that what it passes cannot be read now, so that nobody can
+/// tell what it is; nothing has changed.
+pub(super) fn settle(
+    book: &mut Book,
+    sink: &str,
+    state: &mut SinkState,
+    upto: u64,
+    fate: Fate,
+) -> Result<(), Trouble> {
     let upto = upto.min(state.next - 1);
     if upto <= state.cursor {
-        return;
+        return Ok(());
     }
     let mut passed = Passed::default();
     let mut holes = Holes::new(state.cursor + 1);
+    let front = state.cursor + state.front.len() as u64;
+    let given = book.outboxes.get(sink).map_or(0, |queue| queue.front_given).max(state.cursor);
+    let (front, given) = match fate {
+        Fate::Gone(_) => (0, 0),
+        // What the notices stand for was on its way when it was dropped, and has arrived.
+        Fate::Delivered if upto >= front => (front, front),
+        // They were not told, and what they stand for did not arrive, or not all of it.
+        _ => (front, given),
+    };
+    let kept = front.min(upto).saturating_sub(given);
     for_each_open(book, sink, state, state.cursor, |row| {
         if row.position > upto {
             passed.head = Some(row.created);
             return ControlFlow::Break(());
         }
         holes.found(row.position);
-        passed.add(row, fate);
+        if row.position > front || row.position <= given {
+            passed.add(row, fate);
+        }
         ControlFlow::Continue(())
-    });
+    })?;
     holes.count(book, sink, state, upto + 1);
     let before = state.open();
     if matches!(fate, Fate::Gone(_)) {
         state.front.clear();
     } else {
-        let notices = usize::try_from(upto - state.cursor).unwrap_or(usize::MAX);
-        state.front.drain(..notices.min(state.front.len()));
+        let told = usize::try_from(upto.min(given) - state.cursor).unwrap_or(usize::MAX);
+        state.front.drain(..told.min(state.front.len()));
     }
     state.cursor = upto;
     if let Some(lanes) = state.lanes.filter(|lanes| upto >= lanes.split) {
@@ -195,10 +162,15 @@ pub(super) fn settle(book: &mut Book, sink: &str, state: &mut SinkState, upto: u
         state.lanes = None;
     }
     let end = state.cursor;
+    if kept > 0 {
+        state.cursor -= kept;
+        state.kept += 1;
+        passed.head = state.front.first().map(|notice| notice.created);
+    }
     let lost = (before - state.open()).saturating_sub(passed.records + passed.gaps);
     state.lost += lost;
     match fate {
-        Fate::Delivered => state.delivered += passed.records,
+        Fate::Delivered | Fate::DeliveredBeside => state.delivered += passed.records,
         Fate::Rejected => state.rejected += passed.records,
         Fate::Gone(GapReason::Dropped) => state.dropped += passed.records,
         Fate::Gone(GapReason::Expired) => state.expired += passed.records,
@@ -206,12 +178,16 @@ pub(super) fn settle(book: &mut Book, sink: &str, state: &mut SinkState, upto: u
     state.gaps = state.gaps.saturating_sub(passed.gaps);
     state.bytes = state.bytes.saturating_sub(passed.bytes);
     if !passed.notices.is_empty() {
-        state.front = passed.notices.into_values().collect();
+        state.front = passed.notices.into_values().flatten().collect();
+        if let Some(queue) = book.outboxes.get_mut(sink) {
+            queue.front_given = 0;
+        }
         state.cursor -= state.front.len() as u64;
         state.gaps += state.front.len() as u64;
         passed.head = state.front.first().map(|notice| notice.created);
     }
     finish(book, sink, state, passed.head, end);
+    Ok(())
 }
 
 /// Forgets the pieces up to `end` and sees to what follows from it.
@@ -226,17 +202,17 @@ fn finish(book: &mut Book, sink: &str, state: &mut SinkState, head: Option<i64>,
     }
 }
 
-/// Settles positions of the live lane up to `upto`: delivered.
+/// Settles positions of the live lane up to `upto`; as [`settle`].
 pub(super) fn settle_live(
     book: &mut Book,
     sink: &str,
     state: &mut SinkState,
     upto: u64,
     fate: Fate,
-) {
+) -> Result<(), Trouble> {
     let upto = upto.min(state.next - 1);
     let Some(lanes) = state.lanes.filter(|lanes| upto > lanes.live) else {
-        return;
+        return Ok(());
     };
     let mut passed = Passed::default();
     let mut holes = Holes::new(lanes.live + 1);
@@ -247,7 +223,7 @@ pub(super) fn settle_live(
         holes.found(row.position);
         passed.add(row, fate);
         ControlFlow::Continue(())
-    });
+    })?;
     holes.count(book, sink, state, upto + 1);
     let lost = (upto - lanes.live).saturating_sub(passed.records + passed.gaps);
     state.lost += lost;
@@ -265,6 +241,7 @@ pub(super) fn settle_live(
             book.take(Side::Outbox, sink, from..to);
         }
     }
+    Ok(())
 }
 
 /// Begins a live lane behind the last row; where nothing waits, or there is one, nothing changes.
@@ -275,26 +252,27 @@ pub(super) fn split(state: &mut SinkState) {
     }
 }
 
-/// Moves the row at `position` to the dead letters; rows of its lane before it were delivered.
+/// Moves the row at `position` to the dead letters; rows of its lane before it were delivered. After an error
+/// it is where it was, and may be refused again.
 pub(super) fn reject(
     book: &mut Book,
     sink: &Arc<str>,
     state: &mut SinkState,
     position: u64,
     reason: &str,
-) {
+) -> Result<(), Trouble> {
     if position <= state.cursor || position >= state.next || state.is_ahead(position) {
-        return;
+        return Ok(());
     }
     let in_live = state.lanes.is_some_and(|lanes| position > lanes.split);
     let mark = if in_live { settle_live } else { settle };
-    mark(book, sink, state, position - 1, Fate::Delivered);
+    mark(book, sink, state, position - 1, Fate::DeliveredBeside)?;
     let span = Span { after: position - 1, before: None, max_rows: 1, max_bytes: 0 };
-    let (rows, _) = read(book, sink, state, span);
+    let (rows, _) = read(book, sink, state, span)?;
     if let Some(row) = rows.first().filter(|row| row.position == position && row.gap.is_none()) {
         letters::add(book, sink, state, row, reason);
     }
-    mark(book, sink, state, position, Fate::Rejected);
+    mark(book, sink, state, position, Fate::Rejected)
 }
 
 /// Room that `DropNewest` rows are checked against while they are added.
@@ -331,10 +309,15 @@ pub(super) fn is_full(layout: &SinkLayout, records: u64, bytes: u64) -> bool {
         && (bytes >= layout.max_bytes || layout.max_records.is_some_and(|max| records >= max))
 }
 
-/// Drops the oldest rows until `excess` is gone, or [`GONE_BYTES_MAX`].
-pub(super) fn drop_oldest(book: &mut Book, sink: &str, state: &mut SinkState, excess: Room) {
+/// Drops the oldest rows until `excess` is gone, or [`GONE_BYTES_MAX`]. After an error nothing has changed.
+pub(super) fn drop_oldest(
+    book: &mut Book,
+    sink: &str,
+    state: &mut SinkState,
+    excess: Room,
+) -> Result<(), Trouble> {
     if excess.records == 0 && excess.bytes == 0 {
-        return;
+        return Ok(());
     }
     let (mut upto, mut bytes, mut records) = (state.next - 1, 0_u64, 0_u64);
     for_each_open(book, sink, state, state.cursor, |row| {
@@ -346,16 +329,21 @@ pub(super) fn drop_oldest(book: &mut Book, sink: &str, state: &mut SinkState, ex
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
-    });
-    settle(book, sink, state, upto, Fate::Gone(GapReason::Dropped));
+    })?;
+    settle(book, sink, state, upto, Fate::Gone(GapReason::Dropped))
 }
 
 /// Drops rows from the front that were made before `limit`, up to [`GONE_BYTES_MAX`]. A younger row in front of an older one
-/// keeps it: order is never traded for age. Notices do not age.
-pub(super) fn expire(book: &mut Book, sink: &str, state: &mut SinkState, limit: i64) {
+/// keeps it: order is never traded for age. Notices do not age. After an error nothing has changed.
+pub(super) fn expire(
+    book: &mut Book,
+    sink: &str,
+    state: &mut SinkState,
+    limit: i64,
+) -> Result<(), Trouble> {
     let is_young = state.front.is_empty() && state.head_created.is_some_and(|at| at >= limit);
     if state.records() == 0 || is_young {
-        return;
+        return Ok(());
     }
     let (mut upto, mut bytes, mut records) = (state.next - 1, 0_u64, 0_u64);
     for_each_open(book, sink, state, state.cursor, |row| {
@@ -370,10 +358,11 @@ pub(super) fn expire(book: &mut Book, sink: &str, state: &mut SinkState, limit: 
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
-    });
+    })?;
     if records > 0 {
-        settle(book, sink, state, upto, Fate::Gone(GapReason::Expired));
+        settle(book, sink, state, upto, Fate::Gone(GapReason::Expired))?;
     }
+    Ok(())
 }
 
 /// The durable count of rows of a sink that were dropped because the disk had no room.
@@ -393,13 +382,14 @@ pub(super) struct Span {
     pub(super) max_bytes: usize,
 }
 
-/// Reads rows of a span. Returns them with the position up to which everything has been looked at.
+/// Reads rows of a span. Returns them with the position up to which everything has been looked at. An error
+/// means that the first of them cannot be read now; behind those that can, one that cannot is an end.
 pub(super) fn read(
     book: &mut Book,
     sink: &str,
     state: &SinkState,
     span: Span,
-) -> (Vec<OutboxRow>, u64) {
+) -> Result<(Vec<OutboxRow>, u64), Trouble> {
     let Span { after, before, max_rows, max_bytes } = span;
     let end = before.unwrap_or(u64::MAX).min(state.next);
     let mut rows: Vec<OutboxRow> = Vec::new();
@@ -410,7 +400,7 @@ pub(super) fn read(
     }
     let mut holes = Holes::new(after + 1);
     let mut more = false;
-    for_each_open(book, sink, state, after, |row| {
+    let looked = for_each_open(book, sink, state, after, |row| {
         if row.position >= end {
             return ControlFlow::Break(());
         }
@@ -423,18 +413,27 @@ pub(super) fn read(
         rows.push(row.clone());
         ControlFlow::Continue(())
     });
+    if let Err(trouble) = looked {
+        if rows.is_empty() {
+            return Err(trouble);
+        }
+        more = true;
+    }
     let looked_at = if more { holes.expected } else { holes.expected.max(end) };
     holes.count(book, sink, state, looked_at);
     if let Some(queue) = book.outboxes.get_mut(sink) {
         queue.given = queue.given.max(rows.last().map_or(0, |row| row.position));
+        let front = state.cursor + state.front.len() as u64;
+        let told = rows.iter().rev().find(|row| row.position <= front);
+        queue.front_given = queue.front_given.max(told.map_or(0, |row| row.position));
     }
-    (rows, looked_at - 1)
+    Ok((rows, looked_at - 1))
 }
 
 /// Takes in what lies behind the last row that is known: the record that would tell of it is damaged.
-pub(super) fn take_in(book: &mut Book, sink: &str, state: &mut SinkState) {
+pub(super) fn take_in(book: &mut Book, sink: &str, state: &mut SinkState) -> Result<(), Trouble> {
     let Some(end) = book.outboxes.get(sink).map(Queue::end).filter(|end| *end > state.next) else {
-        return;
+        return Ok(());
     };
     let from = state.next;
     for_each_piece(book, sink, from, |rows| {
@@ -444,17 +443,18 @@ pub(super) fn take_in(book: &mut Book, sink: &str, state: &mut SinkState) {
             state.gaps += u64::from(row.gap.is_some());
         }
         ControlFlow::Continue(())
-    });
+    })?;
     state.next = end;
+    Ok(())
 }
 
 /// The state of an outbox as its rows tell it, where its own record is lost. What was settled
 /// before is forgotten; no row is.
-pub(super) fn rebuild(book: &mut Book, sink: &str) -> SinkState {
+pub(super) fn rebuild(book: &mut Book, sink: &str) -> Result<SinkState, Trouble> {
     let mut state = SinkState::default();
     let Some(first) = book.outboxes.get(sink).and_then(|q| q.pieces.front()).map(|p| p.first)
     else {
-        return state;
+        return Ok(state);
     };
     state.next = book.outboxes.get(sink).map_or(1, Queue::end);
     state.cursor = first - 1;
@@ -465,10 +465,10 @@ pub(super) fn rebuild(book: &mut Book, sink: &str) -> SinkState {
             state.gaps += u64::from(row.gap.is_some());
         }
         ControlFlow::Continue(())
-    });
+    })?;
     if let Some(letters) = book.letters.get(sink) {
         state.letters = letters.len() as u64;
         state.letter_bytes = letters.values().map(|letter| letter.bytes).sum();
     }
-    state
+    Ok(state)
 }

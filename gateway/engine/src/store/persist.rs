@@ -78,6 +78,7 @@ impl Committer {
         }
         if self.stats.stalled.take().is_some() {
             self.repack_at = 0;
+            self.book.unread.try_again();
             self.refused = Refused::default();
             self.note_stall(None);
             tracing::info!("the store can write again");
@@ -88,6 +89,7 @@ impl Committer {
     /// that ids were given which the store does not know.
     fn stall(&mut self, trouble: &Trouble) {
         self.want.stalls = matches!(trouble, Trouble::Full(_));
+        self.book.unread.stalls = matches!(trouble, Trouble::Unread(_));
         if self.stats.stalled.replace(trouble.text().to_owned()).is_none() {
             self.note_stall(Some(self.state.meta.epoch));
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::book::{Book, Piece, Place, Queue, Side};
 use super::border::Layout;
+use super::damage::Trouble;
 use super::format::{Kind, split_key};
 use super::record::{SinkState, TableState};
 use super::state::State;
@@ -39,15 +40,16 @@ pub(super) fn prune(book: &mut Book, state: &State) {
 }
 
 /// Takes in rows of which no record tells, because the one that did is in a damaged frame.
-pub(super) fn take_in(book: &mut Book, state: &mut State) {
+pub(super) fn take_in(book: &mut Book, state: &mut State) -> Result<(), Trouble> {
     for (name, sink) in &mut state.sinks {
-        outbox::take_in(book, name, sink);
+        outbox::take_in(book, name, sink)?;
     }
     for (name, table) in &mut state.tables {
         if let Some(queue) = book.logs.get(name) {
             log::take_in(queue, table);
         }
     }
+    Ok(())
 }
 
 /// Whether the rows of a broken entry are still needed, as far as its key tells. Rows that were
@@ -77,7 +79,11 @@ pub(super) fn is_needed(book: &Book, state: &State, key: &[u8]) -> bool {
 }
 
 /// Makes the states that are not there from the pieces; `true` when one held anything.
-pub(super) fn rebuild(book: &mut Book, state: &mut State, layout: &Layout) -> bool {
+pub(super) fn rebuild(
+    book: &mut Book,
+    state: &mut State,
+    layout: &Layout,
+) -> Result<bool, Trouble> {
     let sinks: BTreeSet<Arc<str>> = layout
         .sinks
         .iter()
@@ -96,7 +102,7 @@ pub(super) fn rebuild(book: &mut Book, state: &mut State, layout: &Layout) -> bo
         .collect();
     let mut rebuilt = false;
     for name in sinks {
-        let sink = outbox::rebuild(book, &name);
+        let sink = outbox::rebuild(book, &name)?;
         rebuilt |= sink != SinkState::default();
         state.sinks.insert(name, sink);
     }
@@ -112,7 +118,7 @@ pub(super) fn rebuild(book: &mut Book, state: &mut State, layout: &Layout) -> bo
         rebuilt |= table != TableState::default();
         state.tables.insert(name, table);
     }
-    rebuilt
+    Ok(rebuilt)
 }
 
 /// Counts the rows that should be there, as far as that can be told without reading them: what lies in

@@ -125,6 +125,8 @@ pub(super) struct SinkState {
     pub(super) lanes: Option<Lanes>,
     pub(super) paused: bool,
     pub(super) front: Vec<Notice>,
+    /// How often notices stayed that a mark would have passed untold. Of this process; not stored.
+    pub(super) kept: u64,
 }
 
 impl Default for SinkState {
@@ -146,6 +148,7 @@ impl Default for SinkState {
             lanes: None,
             paused: false,
             front: Vec::new(),
+            kept: 0,
         }
     }
 }

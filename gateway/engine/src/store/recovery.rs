@@ -7,6 +7,7 @@
 //! lost the epoch grows, so that no id is given twice. `rings` finds the ring, `salvage` does without a
 //! tree. Knows no queue and no commit.
 
+mod epoch;
 mod rings;
 mod salvage;
 
@@ -18,20 +19,24 @@ use std::sync::atomic::Ordering;
 
 use redb::{Database, StorageBackend};
 
+use super::aside;
 use super::book::{Book, Piece, Place, Side};
 use super::border::{Layout, Recovery, StoreError, StoreOptions};
 use super::checkpoint::checkpoint;
 use super::damage::{Damage, Trouble, contained};
 use super::disk::{Disk, Traffic};
-use super::files::{Broken, Files, RING_NEW, TREE, TREE_NEW, open_tree, records, verify_tree};
+use super::files::{
+    Broken, Files, RESERVE, RING, RING_NEW, TREE, TREE_NEW, open_tree, records, unread_part,
+    verify_tree,
+};
 use super::format::{FORMAT, FORMAT_REDB_ALONE, FORMAT_USUAL, Kind, NAME_BYTES_MAX, key};
-use super::identity::{IDENTITY, Judgement};
 use super::load::{Loaded, load};
 use super::reconcile::{count_missing, is_needed, prune, rebuild, take_in, unclaimed};
 use super::replay::{Replayed, replay};
 use super::ring::{self, BLOCK};
-use super::shelf::Shelves;
+use super::shelf::{Shelves, is_no_room};
 use super::state::State;
+use super::unread::Unread;
 use super::{states, upgrade};
 
 pub(super) use rings::keep_reserve;
@@ -63,15 +68,45 @@ struct Opening<'a> {
     bad_states: Vec<(Arc<str>, u64)>,
     /// The ring is new.
     made_ring: Cell<bool>,
+    /// Blocks of the ring that could not be read.
+    unread_blocks: u64,
 }
 
-/// Opens, repairs or makes the store.
+/// Opens, repairs or makes the store. Where the disk has no room for that, files that were kept aside give way,
+/// then the reserve.
 pub(super) fn open(
     disk: &Arc<dyn Disk>,
     options: &StoreOptions,
     layout: &Layout,
 ) -> Result<Opened, StoreError> {
     check_names(layout)?;
+    loop {
+        let opened = open_as_it_is(disk, options, layout);
+        let is_full = matches!(&opened, Err(StoreError::Io { source, .. }) if is_no_room(source));
+        if !is_full || !give_way(&**disk) {
+            return opened;
+        }
+    }
+}
+
+/// Removes what nobody needs for the store to open; `false` where there is nothing of it.
+fn give_way(disk: &dyn Disk) -> bool {
+    if aside::give_way(disk).is_some() {
+        return true;
+    }
+    let gives =
+        disk.length(RESERVE).is_ok_and(|length| length.is_some()) && disk.remove(RESERVE).is_ok();
+    if gives {
+        tracing::warn!("the disk is full: the store's reserve is given up to open it");
+    }
+    gives
+}
+
+fn open_as_it_is(
+    disk: &Arc<dyn Disk>,
+    options: &StoreOptions,
+    layout: &Layout,
+) -> Result<Opened, StoreError> {
     let lock = disk.lock(LOCK).map_err(|error| io_error(&**disk, LOCK, error))?;
     let Some(lock) = lock else {
         return Err(StoreError::Locked { path: disk.path(LOCK) });
@@ -86,6 +121,7 @@ pub(super) fn open(
         rescued: None,
         bad_states: Vec::new(),
         made_ring: Cell::new(false),
+        unread_blocks: 0,
     };
     // Names that a process gave, and was killed before it synced them, are relied on from here.
     disk.sync_names().map_err(|error| io_error(&**disk, LOCK, error))?;
@@ -135,6 +171,10 @@ impl Opening<'_> {
 
     fn failed(&self, trouble: &Trouble) -> StoreError {
         let (path, reason) = (self.disk.path(TREE), trouble.text().to_owned());
+        if matches!(trouble, Trouble::Full(_)) {
+            let source = Arc::new(io::Error::new(io::ErrorKind::StorageFull, reason));
+            return StoreError::Io { path, source };
+        }
         StoreError::Unreadable { path, reason }
     }
 
@@ -152,7 +192,9 @@ impl Opening<'_> {
                     self.recovery.upgraded_from = Some(FORMAT_REDB_ALONE);
                     let ring = self.make_ring(None)?;
                     let mut book = self.book(lock, Some(tree), ring, new_ring_id(), 1);
-                    let state = upgrade::upgrade(&mut book, state).map_err(|t| self.failed(&t))?;
+                    // Over a page that is damaged redb may panic.
+                    let state = contained(|| upgrade::upgrade(&mut book, state))
+                        .map_err(|trouble| self.failed(&trouble))?;
                     for (sink, position, letter) in loaded.letters {
                         book.letters.entry(sink).or_default().insert(position, letter);
                     }
@@ -186,6 +228,9 @@ impl Opening<'_> {
         match verify_tree(disk, cache, TREE) {
             Ok(()) => {}
             Err(Trouble::Damaged(reason)) => return self.damaged_tree(reason),
+            Err(trouble) if self.gives_up_tree() => {
+                return self.damaged_tree(trouble.text().to_owned());
+            }
             Err(trouble) => return Err(self.failed(&trouble)),
         }
         let tree = match open_tree(disk, &self.traffic, cache, TREE, false) {
@@ -209,6 +254,31 @@ impl Opening<'_> {
             Err(Trouble::Damaged(reason)) => Ok(Tree::Broken(Some(Broken::Sound(tree)), reason)),
             Err(trouble) => Err(self.failed(&trouble)),
         }
+    }
+
+    /// Whether a part of the tree cannot be read, and is not waited for.
+    fn gives_up_tree(&self) -> bool {
+        self.options.impatient && unread_part(&**self.disk, TREE).is_some()
+    }
+
+    /// Takes note of what of the ring could not be read: an error where that is waited for.
+    fn count_unread(
+        &mut self,
+        book: &mut Book,
+        replayed: &mut Replayed,
+        clean: bool,
+    ) -> Result<(), StoreError> {
+        if book.unread.refused.get() {
+            let (path, reason) = (self.disk.path(RING), "a part of it cannot be read".to_owned());
+            return Err(StoreError::Unreadable { path, reason });
+        }
+        // The newest frame may have been there.
+        if self.unread_blocks > 0 && !clean {
+            self.recovery.newest_lost = true;
+            book.damage.records += 1;
+            replayed.broken += 1;
+        }
+        Ok(())
     }
 
     fn later(&self, loaded: &Loaded) -> StoreError {
@@ -239,7 +309,11 @@ impl Opening<'_> {
             aside_bytes: 0,
             _lock: lock,
         };
-        Book::new(files, Damage::new(Arc::clone(self.disk)), 1)
+        let mut book = Book::new(files, Damage::new(Arc::clone(self.disk)), 1);
+        if self.options.impatient {
+            book.unread = Unread::impatient();
+        }
+        book
     }
 
     /// The usual start: a checkpoint, and the frames behind it.
@@ -274,6 +348,8 @@ impl Opening<'_> {
             state.meta.format = FORMAT_USUAL;
         }
         let mut replayed = replay(&mut book, &mut state, found, commit, false);
+        let clean = state.meta.clean;
+        self.count_unread(&mut book, &mut replayed, clean)?;
         // Frames that were there last are not found: others may have been there behind them.
         let is_short = book.files.ring_length != state.meta.ring_length;
         let is_new = self.made_ring.get();
@@ -295,9 +371,9 @@ impl Opening<'_> {
         state: &mut State,
         replayed: &Replayed,
     ) -> Result<(), StoreError> {
-        let rebuilt = rebuild(book, state, self.layout);
+        let rebuilt = rebuild(book, state, self.layout).map_err(|trouble| self.failed(&trouble))?;
         if replayed.broken > 0 {
-            take_in(book, state);
+            take_in(book, state).map_err(|trouble| self.failed(&trouble))?;
         }
         prune(book, state);
         for (key, value) in &replayed.suspects {
@@ -364,30 +440,6 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Takes a new epoch where progress may be lost, somebody asks for it, or ids may have been given that the
-    /// store does not know.
-    fn renew_epoch(
-        &mut self,
-        state: &mut State,
-        is_broken: bool,
-        asked: bool,
-        doubt: Option<&str>,
-    ) -> Result<(), StoreError> {
-        if is_broken {
-            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
-            let epoch = state.meta.epoch;
-            tracing::error!(epoch, "progress may be lost: new epoch");
-        } else if asked {
-            state.meta.epoch = self.next_epoch(state.meta.epoch)?;
-        } else if self.recovery.newest_torn {
-            self.doubt_newest(state, "the last frame is not whole: never promised, or damaged");
-        } else if let Some(why) = doubt {
-            self.recovery.ids_doubted = true;
-            self.doubt_newest(state, why);
-        }
-        Ok(())
-    }
-
     /// Lets go of the progress and the states of each stream whose states are not those that its
     /// progress was written with; returns their names.
     fn lose_unfit(&self, book: &mut Book, state: &mut State) -> BTreeSet<Arc<str>> {
@@ -405,64 +457,6 @@ impl Opening<'_> {
             book.damage.records += u64::from(state.progress.remove(stream).is_some());
         }
         lost
-    }
-
-    /// Why ids may have been given that the store does not know: what was in memory, while the device took
-    /// no writes, was delivered from there, and is gone.
-    fn doubt(&self, judgement: &Judgement) -> Option<&'static str> {
-        if self.recovery.created {
-            return None;
-        }
-        if self.disk.was_stalled().is_some() {
-            return Some("the store could not be written to when its process ended");
-        }
-        // Whether it could when the power went nobody knows any more.
-        let is_cut = judgement.rebooted && !self.recovery.clean;
-        is_cut.then_some("the machine was started anew, and the store was not closed before")
-    }
-
-    /// Notes what the next start is to compare with. After the epoch: a crash in between raises it once
-    /// more, as does a disk that has no room.
-    fn note_start(&self, identity: Option<&str>) {
-        if let Some(note) = identity
-            && let Err(error) = self.disk.write(IDENTITY, note.as_bytes())
-        {
-            tracing::warn!(%error, "a copy of the store will not be told from it yet");
-        }
-        if self.disk.was_stalled().is_some()
-            && let Err(error) = self.disk.note_stall(None)
-        {
-            tracing::warn!(%error, "the next start will take a new epoch as well");
-        }
-    }
-
-    /// The last frame is not whole. A crash cut it off before anybody was told of it; or it was told, its
-    /// results went out, and it rotted since: nobody can tell. Or others were given out and are gone. So no
-    /// number of them is given twice. The first frame says the new epoch, which needs no room on the disk.
-    fn doubt_newest(&self, state: &mut State, why: &str) {
-        // A start before this one may have had a later one, and was never able to say so.
-        let known = state.meta.epoch.max(self.disk.was_stalled().unwrap_or(0));
-        state.meta.epoch = self.next_epoch(known).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the new epoch is noted with the first commit");
-            self.options.epoch_hint.max(known.saturating_add(1))
-        });
-        let epoch = state.meta.epoch;
-        tracing::warn!(
-            epoch,
-            why,
-            "the last records that were given out may not be stored: new epoch"
-        );
-    }
-
-    /// Takes an epoch above every one that this folder has seen, and notes it durably first.
-    fn next_epoch(&self, known: u64) -> Result<u64, StoreError> {
-        let noted = self.disk.read(EPOCH).map_err(|error| self.error(EPOCH, error))?;
-        let noted = noted.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse().ok());
-        let epoch = self.options.epoch_hint.max(noted.unwrap_or(0).max(known).saturating_add(1));
-        self.disk
-            .write(EPOCH, format!("{epoch}\n").as_bytes())
-            .map_err(|error| self.error(EPOCH, error))?;
-        Ok(epoch)
     }
 }
 

@@ -16,6 +16,7 @@ use super::files::{Broken, ReadRecords, Records, TREE, TREE_NEW, open_tree, reco
 use super::format::{Kind, SEAL_BYTES, key, unseal};
 use super::state::State;
 use super::states;
+use super::unread::Unread;
 
 /// Makes the tree anew and writes a checkpoint into it. Every frame must be durable, or hold no needed row.
 /// After an error the damaged tree is still in place.
@@ -43,7 +44,7 @@ fn replace(
 ) -> Result<(), Trouble> {
     let disk = Arc::clone(&book.files.disk);
     disk.remove(TREE_NEW).map_err(redb::Error::Io)?;
-    take_letters(book, state, source);
+    take_letters(book, state, source)?;
     let (traffic, cache) = (Arc::clone(&book.files.traffic), book.files.cache_bytes);
     let tree = open_tree(&*disk, &traffic, cache, TREE_NEW, true)?;
     write(&tree, |target| copy_states(book, source, target))?;
@@ -65,33 +66,47 @@ fn replace(
     Ok(())
 }
 
-/// The value under `at`, if it passes its check.
-fn sealed(source: Option<&ReadRecords>, at: &[u8]) -> Option<Vec<u8>> {
-    let source = source?;
+/// The value under `at`, if it passes its check. An error means that it cannot be read now.
+fn sealed(
+    unread: &mut Unread,
+    source: Option<&ReadRecords>,
+    at: &[u8],
+) -> Result<Option<Vec<u8>>, Trouble> {
+    let Some(source) = source else {
+        return Ok(None);
+    };
     let found = contained(|| Ok(source.get_owned(at)?.map(|found| found.value().to_vec())));
-    found.ok().flatten().filter(|value| unseal(at, value).is_some())
+    match found {
+        Err(Trouble::Io(reason)) if !unread.notes(&reason) => Err(Trouble::Unread(reason)),
+        found => Ok(found.ok().flatten().filter(|value| unseal(at, value).is_some())),
+    }
 }
 
 /// Takes the bodies of dead letters into memory, as if they had just come.
-fn take_letters(book: &mut Book, state: &mut State, source: Option<&ReadRecords>) {
+fn take_letters(
+    book: &mut Book,
+    state: &mut State,
+    source: Option<&ReadRecords>,
+) -> Result<(), Trouble> {
     for (sink, letters) in &mut book.letters {
-        letters.retain(|position, letter| {
-            if letter.body.is_some() {
-                return true;
-            }
+        let mut lost = Vec::new();
+        for (position, letter) in letters.iter_mut().filter(|(_, letter)| letter.body.is_none()) {
             let at = key(Kind::Rejected, sink, *position);
-            if let Some(value) = sealed(source, &at) {
+            if let Some(value) = sealed(&mut book.unread, source, &at)? {
                 letter.body = Some(value[SEAL_BYTES..].to_vec());
-                return true;
+                continue;
             }
             book.damage.bad(&at, &[]);
+            lost.push(*position);
+        }
+        for letter in lost.iter().filter_map(|position| letters.remove(position)) {
             if let Some(sink) = state.sinks.get_mut(sink) {
                 sink.letters = sink.letters.saturating_sub(1);
                 sink.letter_bytes = sink.letter_bytes.saturating_sub(letter.bytes);
             }
-            false
-        });
+        }
     }
+    Ok(())
 }
 
 /// Copies the states that no frame has.
@@ -102,7 +117,7 @@ fn copy_states(
 ) -> Result<(), Trouble> {
     for (stream, number) in states::in_tree(book) {
         let at = key(Kind::State, &stream, number);
-        let found = sealed(source, &at);
+        let found = sealed(&mut book.unread, source, &at)?;
         if let Some(value) = states::checked(book, &stream, number, found) {
             target.insert(at.as_slice(), value.as_slice())?;
         }

@@ -15,7 +15,7 @@ use super::book::{Book, Frame, Piece, Place, Side};
 use super::format::{Entry, Kind, decode_outbox, seal_of, split_key};
 use super::log::split_body;
 use super::record::{Meta, SinkState, TableState, decode_progress};
-use super::ring::{HEADER, Header};
+use super::ring::{self, HEADER, Header};
 use super::rows::{decode_schema, row_count};
 use super::stamps::Boots;
 use super::state::State;
@@ -172,7 +172,8 @@ fn damaged(
     let end = next.filter(|next| *next > offset).unwrap_or(book.files.ring_length);
     let room = u32::try_from(end.checked_sub(offset + HEADER as u64)?).ok()?;
     let mut bytes = [0; HEADER];
-    book.files.ring.read(offset, &mut bytes).ok()?;
+    let mut lost = |_: u64, error: &std::io::Error| book.unread.gives_up(error);
+    ring::read_blocks(&*book.files.ring, offset, &mut bytes, &mut lost).ok()?;
     let told = Header::damaged(&bytes, before.ring, sequence)?;
     tracing::warn!(sequence, "the header of a frame is damaged");
     let Header { ring, run, .. } = *before;
@@ -226,13 +227,12 @@ fn read_all(book: &Book, offset: u64, header: &Header) -> Option<Vec<u8>> {
         return None;
     }
     let mut bytes = vec![0; length];
-    match book.files.ring.read(offset, &mut bytes) {
-        Ok(()) => Some(bytes),
-        Err(error) => {
-            tracing::error!(%error, offset, "a frame cannot be read");
-            None
-        }
-    }
+    let mut lost = |at: u64, error: &std::io::Error| {
+        tracing::error!(%error, at, "a part of a frame cannot be read");
+        book.unread.gives_up(error)
+    };
+    ring::read_blocks(&*book.files.ring, offset, &mut bytes, &mut lost).ok()?;
+    Some(bytes)
 }
 
 /// Sequence of the last frame that the checkpoint contained, as the last whole frame with a word of it says.

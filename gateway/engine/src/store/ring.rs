@@ -20,6 +20,7 @@ use super::format::Reader;
 
 /// Frames begin at multiples of this: no smaller unit is written by the devices that are meant.
 pub(super) const BLOCK: u64 = 4096;
+const BLOCK_BYTES: usize = 4096;
 /// Bytes of a frame's header.
 pub(super) const HEADER: usize = 36;
 const MAGIC: u32 = u32::from_le_bytes(*b"TGf2");
@@ -84,7 +85,7 @@ pub(super) fn finish(frame: &mut Vec<u8>, mut sum: Sum, sequence: u64, ring: u64
     frame[..4].copy_from_slice(&MAGIC.to_le_bytes());
     frame[4..8].copy_from_slice(&crc32fast::hash(&rest).to_le_bytes());
     frame[8..HEADER].copy_from_slice(&rest);
-    let padded = frame.len().next_multiple_of(usize::try_from(BLOCK).unwrap_or(4096));
+    let padded = frame.len().next_multiple_of(BLOCK_BYTES);
     frame.resize(padded, 0);
 }
 
@@ -142,11 +143,12 @@ impl Header {
 }
 
 /// Finds the headers of all frames of ring `id` with a sequence of at least `from`, in the order
-/// of their places. `None` as id takes the frames of any ring.
+/// of their places. `None` as id takes the frames of any ring. Blocks for whose error `lost` has `true` hold none.
 pub(super) fn scan(
     file: &dyn StorageBackend,
     id: Option<u64>,
     from: u64,
+    mut lost: impl FnMut(u64, &io::Error) -> bool,
 ) -> io::Result<Vec<(u64, Header)>> {
     let length = file.len()? / BLOCK * BLOCK;
     let mut found = Vec::new();
@@ -154,18 +156,38 @@ pub(super) fn scan(
     let mut at = 0;
     while at < length {
         let count = usize::try_from((length - at).min(SCAN_BYTES)).unwrap_or(0);
-        file.read(at, &mut buffer[..count])?;
-        let block = usize::try_from(BLOCK).unwrap_or(4096);
-        for (index, bytes) in buffer[..count].chunks(block).enumerate() {
+        read_blocks(file, at, &mut buffer[..count], &mut lost)?;
+        for (index, bytes) in buffer[..count].chunks(BLOCK_BYTES).enumerate() {
             let header = Header::read(bytes)
                 .filter(|header| id.is_none_or(|id| header.ring == id) && header.sequence >= from);
             if let Some(header) = header {
-                found.push((at + (index * block) as u64, header));
+                found.push((at + (index * BLOCK_BYTES) as u64, header));
             }
         }
         at += count as u64;
     }
     Ok(found)
+}
+
+/// Reads blocks of a file. Those for whose error `lost` has `true` are zeros.
+pub(super) fn read_blocks(
+    file: &dyn StorageBackend,
+    at: u64,
+    out: &mut [u8],
+    lost: &mut impl FnMut(u64, &io::Error) -> bool,
+) -> io::Result<()> {
+    if file.read(at, out).is_ok() {
+        return Ok(());
+    }
+    for (from, block) in (at..).step_by(BLOCK_BYTES).zip(out.chunks_mut(BLOCK_BYTES)) {
+        if let Err(error) = file.read(from, block) {
+            if !lost(from, &error) {
+                return Err(error);
+            }
+            block.fill(0);
+        }
+    }
+    Ok(())
 }
 
 /// Whether anything is in the file that its making did not put there.

@@ -136,18 +136,28 @@ impl Committer {
     pub(super) fn checkpoint(&mut self) -> Result<(), Trouble> {
         self.note_written();
         match checkpoint(&mut self.book, &mut self.state, false) {
-            Err(Trouble::Damaged(reason)) => {
-                tracing::error!(reason, "the store's checkpoint is damaged; making it again");
-                remake(&mut self.book, &mut self.state)?;
-                let (disk, max_bytes) = (&*self.book.files.disk, self.shared.claims().max_bytes);
-                self.book.files.aside_bytes = aside::bound(disk, max_bytes);
-            }
+            Err(Trouble::Damaged(reason)) => self.remake(&reason)?,
+            Err(Trouble::Io(reason)) => match self.book.files.unread_tree() {
+                None => return Err(Trouble::Io(reason)),
+                Some(error) if !self.book.unread.meets(&error) => {
+                    return Err(Trouble::Unread(reason));
+                }
+                Some(_) => self.remake(&reason)?,
+            },
             outcome => outcome?,
         }
         self.snapshot_due = true;
         self.last = Arc::new(self.state.clone());
         self.tree_is_clean = false;
         keep_reserve(&*self.book.files.disk, self.book.files.ring_length);
+        Ok(())
+    }
+
+    fn remake(&mut self, reason: &str) -> Result<(), Trouble> {
+        tracing::error!(reason, "the store's checkpoint is damaged; making it again");
+        remake(&mut self.book, &mut self.state)?;
+        let (disk, max_bytes) = (&*self.book.files.disk, self.shared.claims().max_bytes);
+        self.book.files.aside_bytes = aside::bound(disk, max_bytes);
         Ok(())
     }
 

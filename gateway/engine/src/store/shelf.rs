@@ -13,7 +13,7 @@ use redb::StorageBackend;
 
 use super::disk::{Counted, Disk, Traffic};
 use super::format::Entry;
-use super::ring::BLOCK;
+use super::ring::{BLOCK, read_blocks};
 
 /// Length at which a shelf takes no more.
 const SHELF_BYTES: u64 = 4 << 20;
@@ -58,7 +58,8 @@ fn append(file: &dyn StorageBackend, at: u64, bytes: &[u8]) -> io::Result<()> {
     file.write(at, bytes)
 }
 
-fn is_no_room(error: &io::Error) -> bool {
+/// Whether the file system has no room.
+pub(super) fn is_no_room(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
@@ -252,15 +253,17 @@ impl Shelves {
         self.files.values().map(|shelf| shelf.end).sum()
     }
 
-    /// Visits the entries of a shelf by looking at its bytes alone; `at` is where each lies.
+    /// Visits the entries of a shelf by looking at its bytes alone; `at` is where each lies. Blocks for whose
+    /// error `lost` has `true` are passed over.
     pub(super) fn entries(
         &mut self,
         number: u32,
+        lost: &mut impl FnMut(u64, &io::Error) -> bool,
         mut visit: impl FnMut(u64, &Entry<'_>),
     ) -> io::Result<()> {
         let file = self.open(number, false)?;
         let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or(0)];
-        file.read(0, &mut bytes)?;
+        read_blocks(&*file, 0, &mut bytes, lost)?;
         let block = usize::try_from(BLOCK).unwrap_or(4096);
         let mut at = 0;
         while at < bytes.len() {

@@ -197,10 +197,10 @@ pub(super) fn keep(book: &mut Book, stream: &Arc<str>, key: u64, kept: Kept) -> 
     kept
 }
 
-/// Takes a state out; what the tree has under its key goes with the next checkpoint.
+/// Takes a state out; what the tree has under its key, or may have, goes with the next checkpoint.
 pub(super) fn take(book: &mut Book, stream: &Arc<str>, key: u64) -> Option<Kept> {
     let taken = book.states.get_mut(stream)?.remove(&key)?;
-    if taken.in_tree {
+    if taken.in_tree || book.undecided > 0 {
         book.states_gone.insert((stream.clone(), key));
     }
     Some(taken)
@@ -209,7 +209,7 @@ pub(super) fn take(book: &mut Book, stream: &Arc<str>, key: u64) -> Option<Kept>
 /// Takes out every state of a stream.
 pub(super) fn take_all(book: &mut Book, stream: &Arc<str>) {
     for (key, kept) in book.states.remove(stream).unwrap_or_default() {
-        if kept.in_tree {
+        if kept.in_tree || book.undecided > 0 {
             book.states_gone.insert((stream.clone(), key));
         }
     }
@@ -258,17 +258,25 @@ pub(super) fn checked(
     whole(book, stream, &key(Kind::State, stream, number), kept, found)
 }
 
-/// A state as it is sealed in its frame; `None` when it cannot be read or is not what was written,
-/// which is counted.
-pub(super) fn sealed(book: &mut Book, stream: &str, number: u64) -> Option<Vec<u8>> {
-    let kept = *book.states.get(stream)?.get(&number)?;
+/// A state as it is sealed in its frame; `None` when it is not what was written, which is counted. An error
+/// means that it cannot be read now.
+pub(super) fn sealed(
+    book: &mut Book,
+    stream: &str,
+    number: u64,
+) -> Result<Option<Vec<u8>>, Trouble> {
+    let kept = book.states.get(stream).and_then(|states| states.get(&number)).copied();
+    let Some((kept, frame)) = kept.and_then(|kept| Some((kept, kept.frame?))) else {
+        return Ok(None);
+    };
     let at = key(Kind::State, stream, number);
-    let length = 2 + at.len() + SEAL_BYTES + usize::try_from(kept.length).ok()?;
-    let value = book.entry(&at, kept.frame?, length).map(|mut bytes| {
+    let length = usize::try_from(kept.length).unwrap_or(usize::MAX);
+    let value = book.entry(&at, frame, (2 + at.len() + SEAL_BYTES).saturating_add(length))?;
+    let value = value.map(|mut bytes| {
         bytes.drain(..2 + at.len());
         bytes
     });
-    whole(book, stream, &at, kept, value)
+    Ok(whole(book, stream, &at, kept, value))
 }
 
 /// The value if it is what was kept. Another one is counted, and so is none, and the stream is told.
@@ -313,7 +321,7 @@ pub(super) fn read_one(
         return Ok(None);
     };
     let value = if kept.frame.is_some() {
-        sealed(book, stream, number)
+        sealed(book, stream, number)?
     } else {
         let at = key(Kind::State, stream, number);
         let found = contained(|| {

@@ -1,19 +1,21 @@
 //! What one commit changes, from the work that waited: first what frees room, then what takes it,
 //! then the bounds. Every change of state happens here, and none of them can fail halfway: what
-//! comes of it is a draft that is written, again if need be, until it is durable.
+//! comes of it is a draft that is written, again if need be, until it is durable. A mark that passes
+//! rows which cannot be read now is left for later, because nobody could tell what it passes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::book::{Book, Queue};
 use super::border::{Layout, StoreError, StreamProgress, WhenFull};
+use super::damage::{Trouble, contained};
 use super::files::TREE;
 use super::letters;
 use super::log;
 use super::outbox::{self, Fate, Room};
 use super::state::State;
 use super::states;
-use super::work::{Answer, Order, What, Work, answer, droppable};
+use super::work::{Answer, Order, Refusal, What, Work, answer, droppable, logs_max};
 
 /// What belongs to each name, in the order in which it came.
 fn grouped<'a, T>(
@@ -47,6 +49,37 @@ pub(super) struct GivesWay {
     pub(super) logs: bool,
 }
 
+/// A bound is held when what it drops can be read; whether that was now.
+fn later(sink: &str, outcome: &Result<(), Trouble>) -> bool {
+    if let Err(trouble) = outcome {
+        tracing::debug!(sink, reason = trouble.text(), "what is to be dropped cannot be read yet");
+    }
+    outcome.is_ok()
+}
+
+/// Marks that could not be applied yet.
+#[derive(Default)]
+pub(super) struct Left {
+    delivered: BTreeMap<Arc<str>, u64>,
+    delivered_live: BTreeMap<Arc<str>, u64>,
+    refusals: Vec<Refusal>,
+}
+
+impl Left {
+    /// Puts them to later work.
+    pub(super) fn join(self, work: &mut Work) {
+        let higher = |marks: &mut BTreeMap<Arc<str>, u64>, left: BTreeMap<Arc<str>, u64>| {
+            for (sink, upto) in left {
+                let mark = marks.entry(sink).or_default();
+                *mark = upto.max(*mark);
+            }
+        };
+        higher(&mut work.delivered, self.delivered);
+        higher(&mut work.delivered_live, self.delivered_live);
+        work.refusals.extend(self.refusals);
+    }
+}
+
 /// One commit being made.
 pub(super) struct Transaction<'a> {
     pub(super) book: &'a mut Book,
@@ -60,10 +93,10 @@ pub(super) struct Transaction<'a> {
 }
 
 impl Transaction<'_> {
-    /// Applies the work in the order that frees room first.
-    pub(super) fn apply(&mut self, work: &Work) {
+    /// Applies the work in the order that frees room first; gives what is left for later.
+    pub(super) fn apply(&mut self, work: &Work) -> Left {
         let mut gone = letters::Gone::new();
-        self.settle(work);
+        let left = self.settle(work);
         letters::bound(self.book, self.state, self.layout, self.max_bytes, &mut gone);
         for pending in &work.commits {
             for (name, more) in &pending.commit.counts {
@@ -78,6 +111,7 @@ impl Transaction<'_> {
         self.trim_logs();
         self.bound_store(&mut gone);
         self.count_letters(gone);
+        left
     }
 
     /// Counts the dead letters that gave way, and says so once for each sink.
@@ -127,6 +161,7 @@ impl Transaction<'_> {
     pub(super) fn order(&mut self, order: Order) -> Answer {
         let Order { name, what } = order;
         match what {
+            What::Bounds => Box::new(|_| {}),
             What::Pause { paused, reply } => {
                 self.state.sinks.entry(name).or_default().paused = paused;
                 Box::new(move |end| answer(reply, end))
@@ -156,16 +191,19 @@ impl Transaction<'_> {
         again: bool,
     ) -> Result<u64, StoreError> {
         let state = self.state.sinks.entry(sink.clone()).or_default();
-        let positions = match self.book.letters.get(sink) {
+        let positions: BTreeSet<u64> = match self.book.letters.get(sink) {
             Some(letters) if positions.is_empty() => letters.keys().copied().collect(),
-            _ => positions,
+            _ => positions.into_iter().collect(),
         };
+        let positions: Vec<u64> = positions.into_iter().collect();
         if !again {
             return Ok(letters::forget(self.book, sink, state, &positions));
         }
-        let records = self.book.files.records();
-        let found =
-            records.and_then(|records| letters::read(&records, self.book, sink, &positions));
+        // Over a page that is damaged redb may panic.
+        let found = contained(|| {
+            let records = self.book.files.records()?;
+            letters::read(&records, self.book, sink, &positions)
+        });
         match found {
             Ok(found) => Ok(letters::redrive(self.book, sink, state, found)),
             Err(trouble) => {
@@ -206,40 +244,53 @@ impl Transaction<'_> {
     }
 
     /// Lets the cursors pass what was delivered, refused or has become too old.
-    fn settle(&mut self, work: &Work) {
+    fn settle(&mut self, work: &Work) -> Left {
         let book = &mut *self.book;
+        let mut left = Left::default();
         let mut refusals: Vec<_> = work.refusals.iter().collect();
         refusals.sort_by_key(|refusal| refusal.position);
         for refusal in refusals {
             let (sink, position) = (&refusal.sink, refusal.position);
-            if let Some(state) = self.state.sinks.get_mut(sink) {
-                outbox::reject(book, sink, state, position, &refusal.reason);
+            if let Some(state) = self.state.sinks.get_mut(sink)
+                && outbox::reject(book, sink, state, position, &refusal.reason).is_err()
+            {
+                left.refusals.push(refusal.clone());
             }
         }
+        // What is refused is passed as that, and not as delivered by a mark behind it.
+        let waits = |sink: &Arc<str>, left: &Left| left.refusals.iter().any(|r| r.sink == *sink);
         for (sink, upto) in &work.delivered_live {
-            if let Some(state) = self.state.sinks.get_mut(sink) {
-                if state.lanes.is_some() {
-                    outbox::settle_live(book, sink, state, *upto, Fate::Delivered);
-                } else if *upto > state.cursor {
-                    // The backlog ended meanwhile, so that there is one lane again.
-                    outbox::settle(book, sink, state, *upto, Fate::Delivered);
-                }
+            let Some(state) = self.state.sinks.get_mut(sink) else { continue };
+            let settled = if waits(sink, &left) {
+                None
+            } else if state.lanes.is_some() {
+                outbox::settle_live(book, sink, state, *upto, Fate::Delivered).ok()
+            } else {
+                // The backlog ended meanwhile, so that there is one lane again.
+                outbox::settle(book, sink, state, *upto, Fate::DeliveredBeside).ok()
+            };
+            if settled.is_none() {
+                left.delivered_live.insert(sink.clone(), *upto);
             }
         }
         for (sink, upto) in &work.delivered {
-            if let Some(state) = self.state.sinks.get_mut(sink) {
-                outbox::settle(book, sink, state, *upto, Fate::Delivered);
+            let Some(state) = self.state.sinks.get_mut(sink) else { continue };
+            let waits = waits(sink, &left);
+            if waits || outbox::settle(book, sink, state, *upto, Fate::Delivered).is_err() {
+                left.delivered.insert(sink.clone(), *upto);
             }
         }
         let Some(now) = work.expire else {
-            return;
+            return left;
         };
         for sink in &self.layout.sinks {
             let Some(age) = sink.max_age_us else { continue };
             if let Some(state) = self.state.sinks.get_mut(&sink.name) {
-                outbox::expire(book, &sink.name, state, now.saturating_sub(age));
+                let limit = now.saturating_sub(age);
+                later(&sink.name, &outbox::expire(book, &sink.name, state, limit));
             }
         }
+        left
     }
 
     fn append_outboxes(&mut self, work: &Work) {
@@ -248,7 +299,8 @@ impl Transaction<'_> {
         let by_sink = grouped(rows, |rows| &rows.sink);
         for sink in &self.layout.sinks {
             if let Some(parts) = by_sink.get(&*sink.name) {
-                let most = self.max_bytes.saturating_add(droppable(self.state, self.layout));
+                let droppable = droppable(self.state, self.layout, self.max_bytes);
+                let most = self.max_bytes.saturating_add(droppable);
                 let free = most.saturating_sub(self.state.held_bytes());
                 let state = self.state.sinks.entry(sink.name.clone()).or_default();
                 let (is_refused, dropped) = (self.refused.contains(&sink.name), state.dropped);
@@ -274,7 +326,7 @@ impl Transaction<'_> {
                 && let Some(state) = self.state.sinks.get_mut(&sink.name)
             {
                 let excess = outbox::excess(sink, state);
-                outbox::drop_oldest(self.book, &sink.name, state, excess);
+                later(&sink.name, &outbox::drop_oldest(self.book, &sink.name, state, excess));
             }
         }
     }
@@ -370,8 +422,7 @@ impl Transaction<'_> {
             .min_by_key(|(priority, _, sink)| (*priority, std::cmp::Reverse(sink.bytes)));
         if let Some((_, name, sink)) = largest {
             let excess = Room { records: 1, bytes: over.min(sink.bytes) };
-            outbox::drop_oldest(self.book, name, sink, excess);
-            return true;
+            return later(name, &outbox::drop_oldest(self.book, name, sink, excess));
         }
         may && !is_pinned && self.drop_log()
     }
@@ -380,10 +431,8 @@ impl Transaction<'_> {
     /// or a quarter of it. That gives way first: a stream that cannot go on does not evict other
     /// streams' results.
     fn drop_excess_log(&mut self) -> bool {
-        let sinks_max: u64 = self.layout.sinks.iter().map(|sink| sink.max_bytes).sum();
-        let logs_max = self.max_bytes.saturating_sub(sinks_max).max(self.max_bytes / 4);
         let logs: u64 = self.state.tables.values().map(|table| table.bytes).sum();
-        logs > logs_max && self.drop_log()
+        logs > logs_max(self.layout, self.max_bytes) && self.drop_log()
     }
 
     /// Drops the oldest rows of the largest log; false where there is nothing to drop.

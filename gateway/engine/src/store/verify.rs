@@ -66,9 +66,9 @@ impl Verifying {
                 continue;
             };
             let read = match stage {
-                Stage::Rows(side) => self.piece(book, known, side, &name),
+                Stage::Rows(side) => self.piece(book, known, side, &name)?,
                 Stage::Letters => self.letter(book, &name)?,
-                Stage::States => self.state(book, &name),
+                Stage::States => self.state(book, &name)?,
             };
             if let Some(read) = read {
                 bytes += read;
@@ -83,11 +83,21 @@ impl Verifying {
     }
 
     /// Reads the next piece; its bytes, or `None` behind the last.
-    fn piece(&mut self, book: &mut Book, known: &State, side: Side, name: &str) -> Option<u64> {
-        let queue = book.queues(side).get(name)?;
-        let piece = *queue.pieces.get(queue.index_of(self.after.map_or(0, |after| after + 1)))?;
+    fn piece(
+        &mut self,
+        book: &mut Book,
+        known: &State,
+        side: Side,
+        name: &str,
+    ) -> Result<Option<u64>, Trouble> {
+        let from = self.after.map_or(0, |after| after + 1);
+        let queue = book.queues(side).get(name);
+        let next = queue.and_then(|queue| queue.pieces.get(queue.index_of(from)));
+        let Some(piece) = next.copied() else {
+            return Ok(None);
+        };
+        let body = book.body(side, name, &piece)?;
         self.after = Some(piece.end() - 1);
-        let body = book.body(side, name, &piece);
         let count = body.and_then(|body| match side {
             Side::Outbox => Some(decode_outbox(piece.first, &body)?.len()),
             Side::Log => Some(log::decode(known.schemas.get(name)?, &body)?.1.num_rows()),
@@ -96,7 +106,7 @@ impl Verifying {
             Some(count) => self.rows += count as u64,
             None => lose(book, known, side, name, piece.first..piece.end()),
         }
-        Some(u64::from(piece.length))
+        Ok(Some(u64::from(piece.length)))
     }
 
     /// The same for a dead letter.
@@ -114,14 +124,14 @@ impl Verifying {
     }
 
     /// The same for a state of a stream. One that is not what was stored is counted where it is read.
-    fn state(&mut self, book: &mut Book, stream: &str) -> Option<u64> {
-        let (key, kept) = book.states.get(stream)?.range(self.range()).next()?;
-        let (key, length) = (*key, kept.length);
+    fn state(&mut self, book: &mut Book, stream: &str) -> Result<Option<u64>, Trouble> {
+        let next = book.states.get(stream).and_then(|states| states.range(self.range()).next());
+        let Some((key, length)) = next.map(|(key, kept)| (*key, kept.length)) else {
+            return Ok(None);
+        };
+        states::read_one(book, stream, key)?;
         self.after = Some(key);
-        if let Err(trouble) = states::read_one(book, stream, key) {
-            tracing::error!(reason = trouble.text(), "a state cannot be read");
-        }
-        Some(u64::from(length).max(1))
+        Ok(Some(u64::from(length).max(1)))
     }
 
     fn range(&self) -> (Bound<u64>, Bound<u64>) {

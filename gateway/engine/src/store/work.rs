@@ -116,6 +116,8 @@ pub(super) enum What {
         again: bool,
         reply: Reply<u64>,
     },
+    /// Nothing: the bounds of another layout hold from now on.
+    Bounds,
     /// What is kept for a sink or table that the layout does not name goes.
     Forget {
         reply: Reply<u64>,
@@ -126,6 +128,7 @@ impl What {
     /// Answers that nothing was done.
     pub(super) fn refuse(self, reason: &StoreError) {
         match self {
+            What::Bounds => {}
             What::Pause { reply, .. } => answer(reply, Err(reason.clone())),
             What::Split { reply } => answer(reply, Err(reason.clone())),
             What::Letters { reply, .. } | What::Forget { reply } => {
@@ -139,6 +142,7 @@ impl What {
 pub(super) type Answer = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 
 /// A row that its sink refused.
+#[derive(Clone)]
 pub(super) struct Refusal {
     pub(super) sink: Arc<str>,
     pub(super) position: u64,
@@ -161,12 +165,22 @@ pub(super) fn answer<T>(reply: oneshot::Sender<T>, value: T) {
     drop(reply.send(value));
 }
 
-/// Bytes that may be dropped for room: those of dead letters, and in the outboxes of `DropOldest` sinks
-/// and of sinks that the layout does not name.
-pub(super) fn droppable(state: &State, layout: &Layout) -> u64 {
+/// Bytes that all logs of a store of `max_bytes` may have: what the sinks' own bounds leave, or a quarter.
+pub(super) fn logs_max(layout: &Layout, max_bytes: u64) -> u64 {
+    let sinks_max = layout.sinks.iter().fold(0_u64, |sum, sink| sum.saturating_add(sink.max_bytes));
+    max_bytes.saturating_sub(sinks_max).max(max_bytes / 4)
+}
+
+/// Bytes that may be dropped for room: those of logs beyond their share, of dead letters, and in the
+/// outboxes of `DropOldest` sinks and of sinks that the layout does not name.
+pub(super) fn droppable(state: &State, layout: &Layout, max_bytes: u64) -> u64 {
+    let logs: u64 = state.tables.values().map(|table| table.bytes).sum();
+    let excess = logs.saturating_sub(logs_max(layout, max_bytes));
     let kept = |name: &Arc<str>| {
         layout.sinks.iter().any(|s| s.name == *name && s.when_full != WhenFull::DropOldest)
     };
     let sinks = state.sinks.iter();
-    sinks.map(|(name, sink)| sink.letter_bytes + if kept(name) { 0 } else { sink.bytes }).sum()
+    let sinks =
+        sinks.map(|(name, sink)| sink.letter_bytes + if kept(name) { 0 } else { sink.bytes });
+    sinks.sum::<u64>().saturating_add(excess)
 }

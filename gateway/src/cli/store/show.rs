@@ -182,6 +182,7 @@ fn figures(contents: &StoreContents) {
         tell("bytes written a byte", or_none(ratio));
         tell("daily budget", or_none(status.daily_writes));
         tell("stalled", or_none(status.stalled.as_ref()));
+        tell("cannot be read", or_none(status.unread.as_ref()));
     }
     tell("stored values that failed", status.corrupt_records.to_string());
     tell("rows lost by them", status.corrupt_rows.to_string());

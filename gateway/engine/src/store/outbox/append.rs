@@ -147,7 +147,8 @@ fn take_notices(book: &mut Book, sink: &Arc<str>, state: &SinkState) -> Vec<Outb
     };
     let last = book.outboxes.get(sink).filter(may_change).and_then(|queue| queue.pieces.back());
     let Some(piece) = last.copied() else { return Vec::new() };
-    let body = book.body(Side::Outbox, sink, &piece);
+    // One that cannot be read now stays as it is.
+    let body = book.body(Side::Outbox, sink, &piece).ok().flatten();
     let rows = body.and_then(|body| decode_outbox(piece.first, &body)).unwrap_or_default();
     if rows.iter().any(|row| row.gap.is_none()) {
         return Vec::new();

@@ -15,6 +15,7 @@ use super::super::files::{RESERVE, RING, RING_NEW, open_ring};
 use super::super::identity::{self, IDENTITY, Judgement};
 use super::super::record::Meta;
 use super::super::ring::{self, BLOCK};
+use super::super::unread;
 use super::Opening;
 
 /// A ring of this length is made for the smallest bound of a store.
@@ -67,8 +68,7 @@ impl Opening<'_> {
     pub(super) fn ring_of(&mut self, meta: &Meta) -> Result<Found, StoreError> {
         let known = self.disk.length(RING).map_err(|error| self.error(RING, error))?;
         if let Some(ring) = self.ring()? {
-            let found = ring::scan(&*ring, Some(meta.ring), meta.tail);
-            let found = found.map_err(|error| self.error(RING, error))?;
+            let found = self.scan(&*ring, Some(meta.ring), meta.tail)?;
             // Frames that are let go of may be gone; a ring never changes its length.
             let is_needed = meta.tail <= meta.commit || known != Some(meta.ring_length);
             if !found.is_empty() || !is_needed {
@@ -77,6 +77,36 @@ impl Opening<'_> {
         }
         let aside = known.map(|_| self.ring_aside()).transpose()?;
         Ok((self.make_ring(aside.as_deref())?, new_ring_id(), Vec::new()))
+    }
+
+    /// The frames in a ring. Blocks that are not waited for hold none; they are written over, so that the device
+    /// may put others in their place.
+    pub(super) fn scan(
+        &mut self,
+        ring: &dyn StorageBackend,
+        id: Option<u64>,
+        from: u64,
+    ) -> Result<Vec<(u64, ring::Header)>, StoreError> {
+        let mut lost = Vec::new();
+        let impatient = self.options.impatient;
+        let found = ring::scan(ring, id, from, |at, error| {
+            let gives_up = impatient && unread::is_of_device(error);
+            lost.extend(gives_up.then_some(at));
+            gives_up
+        });
+        let found = found.map_err(|error| self.error(RING, error))?;
+        if !lost.is_empty() {
+            let block = vec![0; usize::try_from(BLOCK).unwrap_or(4096)];
+            let mended = lost.iter().try_for_each(|at| ring.write(*at, &block));
+            let mended = mended.and_then(|()| ring.sync_data());
+            tracing::error!(
+                blocks = lost.len(),
+                ?mended,
+                "parts of the store's ring cannot be read"
+            );
+            self.unread_blocks += lost.len() as u64;
+        }
+        Ok(found)
     }
 
     /// The name that what lies in the place of the ring gets.
@@ -90,7 +120,10 @@ impl Opening<'_> {
 
     /// Whether the ring is the one that was written, and by this start of the machine.
     pub(super) fn judge(&self) -> Result<Judgement, StoreError> {
-        let noted = self.disk.read(IDENTITY).map_err(|error| self.error(IDENTITY, error))?;
+        let noted = match self.disk.read(IDENTITY) {
+            Err(error) if self.options.impatient && unread::is_of_device(&error) => None,
+            noted => noted.map_err(|error| self.error(IDENTITY, error))?,
+        };
         let birth = self.disk.birth(RING).map_err(|error| self.error(RING, error))?;
         let made = self.made_ring.get();
         let boot = self.disk.boot();

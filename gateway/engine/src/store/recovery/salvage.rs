@@ -13,13 +13,14 @@ use super::super::book::{Book, Place, Queue, Side};
 use super::super::border::StoreError;
 use super::super::checkpoint::{checkpoint, for_each};
 use super::super::damage::{Trouble, contained, drop_contained};
-use super::super::files::{Broken, RING, ReadRecords, TREE, TREE_NEW, open_tree, write};
+use super::super::files::{Broken, ReadRecords, TREE, TREE_NEW, open_tree, write};
 use super::super::format::{FORMAT_REDB_ALONE, Kind, split_key};
 use super::super::load::{load, rescue_letters, rescue_states};
 use super::super::record::Meta;
 use super::super::replay::{self, Replayed, replay};
 use super::super::ring;
 use super::super::state::State;
+use super::super::unread;
 use super::rings::new_ring_id;
 use super::{Opening, Tree, list_shelved};
 
@@ -82,7 +83,7 @@ impl Opening<'_> {
     ) -> Result<(Book, State, Replayed), StoreError> {
         let ring = self.ring()?;
         let found = match &ring {
-            Some(ring) => ring::scan(&**ring, None, 0).map_err(|e| self.error(RING, e))?,
+            Some(ring) => self.scan(&**ring, None, 0)?,
             None => Vec::new(),
         };
         // All frames of one ring have one id; the newest frame knows which.
@@ -118,6 +119,7 @@ impl Opening<'_> {
         let mut state = State::new(Meta::new(0, &self.options.gateway, id));
         self.list_shelves(&mut book)?;
         let mut replayed = replay(&mut book, &mut state, found, 0, true);
+        self.count_unread(&mut book, &mut replayed, false)?;
         let is_new = book.frames.is_empty() && book.outboxes.is_empty() && book.logs.is_empty();
         self.recovery.created = is_new;
         self.recovery.salvaged = aside.is_some() && !is_new;
@@ -156,7 +158,10 @@ impl Opening<'_> {
         let numbers = book.files.shelves.in_folder().map_err(|e| self.error(TREE, e))?;
         let mut found = Vec::new();
         for number in numbers {
-            let listed = book.files.shelves.entries(number, |at, entry| {
+            let mut lost = |_: u64, error: &std::io::Error| {
+                self.options.impatient && unread::is_of_device(error)
+            };
+            let listed = book.files.shelves.entries(number, &mut lost, |at, entry| {
                 let place = Place::Shelf { file: number, at };
                 let piece = split_key(entry.key).zip(entry.body()).and_then(|(key, body)| {
                     let (kind, name, first) = key;

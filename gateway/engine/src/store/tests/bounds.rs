@@ -335,3 +335,26 @@ async fn f06_what_was_kept_aside_goes_before_any_record() {
         assert!(kept_aside(&disk).is_empty());
     }
 }
+
+/// P7: logs that have more than their share give way before a new row of a sink does.
+#[tokio::test]
+async fn p07_logs_beyond_their_share_leave_room_for_a_sink_that_drops_the_newest() {
+    let disk = FakeDisk::default();
+    let keeps = SinkLayout { max_bytes: 5_000, when_full: WhenFull::DropNewest, ..sink("a") };
+    let layout = Layout { sinks: vec![keeps], ..layout() };
+    let options = StoreOptions { max_bytes: 20_000, ..options() };
+    let (store, _) = open_with(&disk, &options, layout).unwrap();
+    let mut end = 0;
+    while store.stats().log_rows_dropped == 0 {
+        let rows = vec![log_rows(end..end + 10)];
+        commit(&store, Commit { rows, ..Commit::default() }).await.unwrap();
+        end += 10;
+    }
+    assert!(store.stats().held_bytes > 15_000, "{:?}", store.stats());
+    let bodies = vec![Bytes::from(vec![b'x'; 1_000]); 4];
+    let outbox = vec![OutboxRows { bodies, ..results("a", 0..1, 1) }];
+    commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.records, backlog.dropped), (4, 0));
+    assert!(store.stats().held_bytes <= 20_000, "{:?}", store.stats());
+}

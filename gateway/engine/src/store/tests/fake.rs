@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -169,6 +170,15 @@ impl FakeDisk {
         self.inner.lock().unwrap().broken = names.iter().map(|&name| name.to_owned()).collect();
     }
 
+    /// Reads of these bytes of the files whose names begin so now get no answer until they are written, or this is
+    /// taken back.
+    pub(super) fn set_unread(&self, unread: &[(&str, Range<u64>)]) {
+        for (name, file) in self.inner.lock().unwrap().files.clone() {
+            let of_this = unread.iter().filter(|(beginning, _)| name.starts_with(beginning));
+            file.lock().unwrap().unread = of_this.map(|(_, bytes)| bytes.clone()).collect();
+        }
+    }
+
     /// Syncs of files whose names begin so fail until this is taken back, and leave any part of what was
     /// written on the device; without a seed all of it.
     pub(super) fn set_dying(&self, dying: Option<(&str, Option<u64>)>) {
@@ -267,7 +277,7 @@ impl FakeDisk {
     /// Puts a file on the device.
     pub(super) fn place(&self, name: &str, bytes: &[u8]) {
         let (device, cache) = (bytes.to_vec(), bytes.to_vec());
-        let file = Arc::new(Mutex::new(FakeFile { device, cache, dirty: Vec::new() }));
+        let file = Arc::new(Mutex::new(FakeFile { device, cache, ..FakeFile::default() }));
         let mut inner = self.inner.lock().unwrap();
         inner.files.insert(name.to_owned(), Arc::clone(&file));
         inner.durable.insert(name.to_owned(), file);
@@ -505,7 +515,11 @@ impl StorageBackend for FakeBackend {
         };
         assert!(!panics, "a panic below the store");
         self.disk.step(false)?;
+        let end = offset + out.len() as u64;
         let file = self.file.lock().unwrap();
+        if file.unread.iter().any(|bytes| bytes.start < end && offset < bytes.end) {
+            return Err(io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()));
+        }
         let offset = usize::try_from(offset).unwrap();
         let bytes = file.cache.get(offset..offset + out.len());
         out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -550,6 +564,9 @@ impl StorageBackend for FakeBackend {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let end = offset + data.len() as u64;
+        let is_left = |bytes: &Range<u64>| bytes.start < offset || end < bytes.end;
+        self.file.lock().unwrap().unread.retain(is_left);
         self.change(Change::Bytes(usize::try_from(offset).unwrap(), data.to_vec()))
     }
 }

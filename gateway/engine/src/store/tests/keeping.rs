@@ -60,6 +60,61 @@ async fn what_a_bound_drops_of_a_backlog_ends_its_lane() {
     assert_eq!(notices(&store, "a").await, [(5, 0, 3)]);
     let backlog = store.backlog("a");
     assert_eq!((backlog.lanes, backlog.dropped, backlog.delivered), (None, 4, 1));
+    // What is dropped next is told apart: the one between was delivered.
+    put(&store, "a", 11..13).await;
+    assert_eq!(notices(&store, "a").await, [(6, 0, 3), (7, 5, 6)]);
+    put(&store, "a", 13..14).await;
+    assert_eq!(notices(&store, "a").await, [(7, 0, 3), (8, 5, 7)]);
+    assert_eq!(seqs(&waiting(&store, "a").await), [8, 9, 10, 11, 12, 13]);
+}
+
+/// P7: a notice that came while rows were on their way is not passed by a mark of some of these.
+#[tokio::test]
+async fn p07_a_notice_is_told_where_not_all_that_it_stands_for_was_under_way() {
+    let disk = FakeDisk::default();
+    let bounded = SinkLayout { max_records: Some(4), ..sink("a") };
+    let layout = Layout { sinks: vec![bounded, sink("b")], ..layout() };
+    let (store, _) = open_with(&disk, &options(), layout).unwrap();
+    let other = OutboxRows { stream: "other".into(), ..results("a", 0..1, 1) };
+    let outbox = vec![other, results("a", 0..3, 1)];
+    commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    assert_eq!(store.next("a", 0, 1, 1_000).await.unwrap().len(), 1);
+    put(&store, "a", 3..5).await;
+    // The first of two that were dropped arrived.
+    store.delivered("a", 1);
+    settle(&store).await;
+    assert_eq!((store.cursor("a"), store.notices_kept("a")), (0, 1));
+    let told = notices(&store, "a").await;
+    assert_eq!(told, [(1, 0, 0), (2, 0, 0)]);
+    // They were given out now, and are passed as any row.
+    store.delivered("a", 1);
+    settle(&store).await;
+    assert_eq!(notices(&store, "a").await, [(2, 0, 0)]);
+    store.delivered("a", 3);
+    settle(&store).await;
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.delivered, backlog.dropped, backlog.gaps, backlog.lost), (1, 2, 0, 0));
+    assert_eq!((store.cursor("a"), store.notices_kept("a")), (3, 1));
+}
+
+/// The same where what was under way is of a live lane, which ends with its backlog.
+#[tokio::test]
+async fn p07_a_notice_of_a_backlog_is_told_whatever_its_live_lane_delivers() {
+    let disk = FakeDisk::default();
+    let bounded = SinkLayout { max_records: Some(6), ..sink("a") };
+    let layout = Layout { sinks: vec![bounded, sink("b")], ..layout() };
+    let (store, _) = open_with(&disk, &options(), layout).unwrap();
+    put(&store, "a", 0..4).await;
+    store.split("a").await.unwrap();
+    put(&store, "a", 4..6).await;
+    put(&store, "a", 6..10).await;
+    assert_eq!(store.backlog("a").lanes, None);
+    store.delivered_live("a", 6);
+    settle(&store).await;
+    assert_eq!(notices(&store, "a").await, [(6, 0, 3)]);
+    assert_eq!(seqs(&waiting(&store, "a").await), [6, 7, 8, 9]);
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.delivered, backlog.dropped, backlog.lost), (2, 4, 0));
 }
 
 #[tokio::test]

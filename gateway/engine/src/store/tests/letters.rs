@@ -216,3 +216,20 @@ async fn p12_a_crash_at_any_operation_leaves_letters_and_their_count_as_one() {
     }
     assert!(middle > STEPS, "{middle} crashes after letters gave way");
 }
+
+/// P12: what is driven again goes in its order, each once, however it was asked for.
+#[tokio::test]
+async fn p12_letters_are_driven_again_in_order_and_once() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..5).await;
+    for position in [1, 2, 3] {
+        store.reject("a", position, "no");
+    }
+    settle(&store).await;
+    assert_eq!(store.redrive("a", vec![3, 2, 2, 3]).await.unwrap(), 2);
+    let seqs: Vec<u64> = waiting(&store, "a").await.iter().map(|row| row.seq).collect();
+    assert_eq!(seqs, [3, 4, 1, 2]);
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.redriven, backlog.letters, backlog.records), (2, 1, 4));
+}

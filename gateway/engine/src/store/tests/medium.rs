@@ -4,6 +4,7 @@
 //! failure: `fake` has those.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::fake::Dice;
@@ -35,6 +36,8 @@ pub(super) struct FakeFile {
     pub(super) dirty: Vec<Change>,
     /// What a read sees.
     pub(super) cache: Vec<u8>,
+    /// Bytes of which a read gets no answer.
+    pub(super) unread: Vec<Range<u64>>,
 }
 
 impl FakeFile {
@@ -92,5 +95,5 @@ pub(super) fn left_of(file: &FakeFile, dice: &mut Option<Dice>) -> FakeFile {
             Change::Length(_) => apply(&mut device, change),
         }
     }
-    FakeFile { cache: device.clone(), device, dirty: Vec::new() }
+    FakeFile { cache: device.clone(), device, ..FakeFile::default() }
 }

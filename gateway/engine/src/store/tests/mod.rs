@@ -18,6 +18,7 @@ mod sharing;
 mod stall;
 mod stamps;
 mod states;
+mod unread;
 mod upgrade;
 
 use std::sync::Arc;

@@ -155,3 +155,17 @@ async fn what_no_layout_names_can_be_forgotten_for_good() {
     commit(&store, Commit { rows: vec![log_rows(200..202)], ..Commit::default() }).await.unwrap();
     assert_eq!(logged(&store, 0).await, [200, 201]);
 }
+
+/// What waits for a sink that no layout names can be read, to be kept elsewhere.
+#[tokio::test]
+async fn what_waits_for_nobody_can_be_read() {
+    let disk = FakeDisk::default();
+    let (store, _) = open(&disk).unwrap();
+    put(&store, "a", 0..5).await;
+    store.relayout(only("b"), NO_BOUND).await.unwrap();
+    let rows = store.waiting("a", 1, 3, 1 << 20).await.unwrap();
+    assert_eq!(bodies(&rows), [1, 2, 3]);
+    assert_eq!(bodies(&store.waiting("a", 4, 3, 1 << 20).await.unwrap()), [4]);
+    assert_eq!(store.waiting("a", 5, 3, 1 << 20).await.unwrap(), []);
+    assert_eq!(store.waiting("nobody", 0, 3, 1 << 20).await.unwrap(), []);
+}

@@ -180,7 +180,8 @@ fn number(row: &OutboxRow) -> u64 {
 /// The highest number of a run in the ring: each start is one, and each time that frames are put together.
 fn newest_run(disk: &FakeDisk) -> u32 {
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
-    let found = disk.open("store.ring", false).and_then(|ring| ring::scan(&*ring, None, 0));
+    let found =
+        disk.open("store.ring", false).and_then(|ring| ring::scan(&*ring, None, 0, |_, _| false));
     // Where there is no ring yet there is no run.
     found.map_or(0, |found| found.iter().map(|(_, header)| header.run).max().unwrap_or(0))
 }
@@ -233,7 +234,7 @@ async fn f08_f02_a_crash_while_the_device_takes_no_writes_loses_nothing_and_give
 fn frames(disk: &FakeDisk) -> Vec<(u64, ring::Header)> {
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
     let ring = disk.open("store.ring", false).unwrap();
-    ring::scan(&*ring, None, 0).unwrap()
+    ring::scan(&*ring, None, 0, |_, _| false).unwrap()
 }
 
 /// The bytes of the ring, synced or not.
