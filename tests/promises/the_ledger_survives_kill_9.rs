@@ -143,7 +143,9 @@ fn the_ledger_since_the_start_begins_anew() {
     assert!(ever >= since + 300, "{ever} ever, {since} since the start");
     let status = gateway.status();
     assert_eq!(status["store"]["recovery"]["clean"], true);
-    assert_eq!(status["alarms"], Value::Array(Vec::new()), "{:#}", status["alarms"]);
+    // Nothing but that one sink is away and holds few records.
+    let alarms = status["alarms"].as_array().expect("a list");
+    assert!(alarms.iter().all(|alarm| alarm["part"] == "sink nobody"), "{alarms:#?}");
     gateway.kill();
     let mut gateway = Gateway::start(&scratch, &config);
     let status = gateway.status();

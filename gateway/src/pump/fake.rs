@@ -43,6 +43,7 @@ pub(super) struct State {
     pub(super) rows: BTreeMap<u64, OutboxRow>,
     pub(super) cursor: u64,
     pub(super) lanes: Option<Lanes>,
+    pub(super) kept: u64,
     pub(super) rejected: Vec<(u64, String)>,
     /// How often lanes were begun.
     pub(super) splits: u32,
@@ -81,6 +82,17 @@ impl Memory {
         drop(state);
         // Whoever waits looks again.
         self.end.send_modify(|_| {});
+    }
+
+    /// A notice stays in the last position that was settled, which passed it untold.
+    pub(super) fn keep_notice(&self, gap: Gap) {
+        let mut state = self.state();
+        let position = state.cursor;
+        let row = rows(position, 1).remove(0);
+        let row = OutboxRow { gap: Some(gap), seq: gap.to, body: Bytes::new(), ..row };
+        state.rows.insert(position, row);
+        state.cursor = position - 1;
+        state.kept += 1;
     }
 
     /// Makes `count` rows durable that cannot be read back.
@@ -140,7 +152,7 @@ impl Outbox for Handle {
     }
 
     fn notices_kept(&self) -> u64 {
-        0
+        self.0.state().kept
     }
 
     fn lanes(&self) -> Option<Lanes> {

@@ -517,6 +517,19 @@ async fn p07_what_a_bound_drops_of_a_backlog_is_told_though_live_records_passed_
 }
 
 #[tokio::test(start_paused = true)]
+async fn p07_a_notice_that_stayed_is_told_and_nothing_comes_twice() {
+    let trial = Trial::start(Setting { waiting: 5, ..Setting::default() });
+    sleep(SECOND).await;
+    assert_eq!(trial.positions(), [1, 2, 3, 4, 5]);
+    trial.memory.keep_notice(Gap { from: 1, to: 2, reason: GapReason::Dropped });
+    trial.memory.push(2);
+    sleep(SECOND).await;
+    assert_eq!(trial.positions(), [1, 2, 3, 4, 5, 2, 6, 7]);
+    trial.assert_settled(7);
+    trial.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refused_notice_is_no_dead_letter() {
     let no = |position| (position == 9).then(|| Fault::Refused("no".to_owned()));
     let trial = Trial::start(Setting { answer: Box::new(no), ..Setting::default() });
