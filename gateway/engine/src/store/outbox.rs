@@ -421,8 +421,10 @@ pub(super) fn read(
     }
     let looked_at = if more { holes.expected } else { holes.expected.max(end) };
     holes.count(book, sink, state, looked_at);
-    if let Some(queue) = book.outboxes.get_mut(sink) {
-        queue.given = queue.given.max(rows.last().map_or(0, |row| row.position));
+    if let Some(last) = rows.last() {
+        // Notices at the front may be all that there is, without a piece.
+        let queue = book.outboxes.entry(Arc::from(sink)).or_default();
+        queue.given = queue.given.max(last.position);
         let front = state.cursor + state.front.len() as u64;
         let told = rows.iter().rev().find(|row| row.position <= front);
         queue.front_given = queue.front_given.max(told.map_or(0, |row| row.position));

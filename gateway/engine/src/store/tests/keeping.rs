@@ -86,7 +86,7 @@ async fn p07_a_notice_is_told_where_not_all_that_it_stands_for_was_under_way() {
     assert_eq!((store.cursor("a"), store.notices_kept("a")), (0, 1));
     let told = notices(&store, "a").await;
     assert_eq!(told, [(1, 0, 0), (2, 0, 0)]);
-    // They were given out now, and are passed as any row.
+    // They were given out now, and are passed as any row, also where there is nothing else.
     store.delivered("a", 1);
     settle(&store).await;
     assert_eq!(notices(&store, "a").await, [(2, 0, 0)]);
@@ -97,7 +97,32 @@ async fn p07_a_notice_is_told_where_not_all_that_it_stands_for_was_under_way() {
     assert_eq!((store.cursor("a"), store.notices_kept("a")), (3, 1));
 }
 
-/// The same where what was under way is of a live lane, which ends with its backlog.
+/// Notices that are all that waits are passed one after the other, also by another process than the one that
+/// made them.
+#[tokio::test]
+async fn p07_notices_alone_are_passed_one_after_the_other() {
+    let disk = FakeDisk::default();
+    let ages = SinkLayout { max_age_us: Some(10), ..sink("a") };
+    let layout = Layout { sinks: vec![ages, sink("b")], ..layout() };
+    let (store, _) = open_with(&disk, &options(), layout.clone()).unwrap();
+    let other = OutboxRows { stream: "other".into(), ..results("a", 0..3, 1) };
+    let outbox = vec![other, results("a", 0..3, 1)];
+    commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
+    store.expire(1_000);
+    settle(&store).await;
+    store.close().await.unwrap();
+    let (store, _) = open_with(&disk, &options(), layout).unwrap();
+    assert_eq!(notices(&store, "a").await, [(5, 0, 2), (6, 0, 2)]);
+    store.delivered("a", 5);
+    settle(&store).await;
+    assert_eq!(notices(&store, "a").await, [(6, 0, 2)]);
+    store.delivered("a", 6);
+    settle(&store).await;
+    let backlog = store.backlog("a");
+    assert_eq!((backlog.gaps, backlog.expired, store.notices_kept("a")), (0, 6, 0));
+}
+
+/// P7: the same where what was under way is of a live lane, which ends with its backlog.
 #[tokio::test]
 async fn p07_a_notice_of_a_backlog_is_told_whatever_its_live_lane_delivers() {
     let disk = FakeDisk::default();
