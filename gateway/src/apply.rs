@@ -9,6 +9,7 @@
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_config::{
     Document, Environment, Problems, Severity, SourceFile, load_and_check, read_sources, store_path,
@@ -193,6 +194,9 @@ impl Steward {
                 },
                 Some(()) = self.hangup.recv() => self.reread(By::Signal).await,
                 () = self.files.changed() => self.reread(By::File).await,
+                () = tokio::time::sleep(BOUNDS_EVERY), if self.running.bounds_are_loose() => {
+                    self.running.hold_bounds().await;
+                }
             }
         }
     }
@@ -411,6 +415,9 @@ async fn stage(sources: &[SourceFile], place: Option<PathBuf>) -> Result<Option<
     .await?
     .map(Some)
 }
+
+/// How soon bounds are held that the store could not take at once.
+const BOUNDS_EVERY: Duration = Duration::from_secs(10);
 
 /// Mode of a configuration file that is new.
 const FILE_MODE: u32 = 0o640;

@@ -55,8 +55,8 @@ pub enum StartError {
 }
 
 /// Keeps a step of the clock over a restart.
-async fn keep_step(folder: PathBuf, ahead: Option<Ahead>) {
-    let kept = tokio::task::spawn_blocking(move || keep_ahead(&folder, ahead)).await;
+async fn keep_step(folder: PathBuf, ahead: Vec<Ahead>) {
+    let kept = tokio::task::spawn_blocking(move || keep_ahead(&folder, &ahead)).await;
     if let Ok(Err(error)) = kept {
         tracing::warn!(%error, "a step of the clock is forgotten at a restart");
     }
@@ -64,6 +64,8 @@ async fn keep_step(folder: PathBuf, ahead: Option<Ahead>) {
 
 /// How often old records are looked for.
 const EXPIRE_EVERY: Duration = Duration::from_secs(10);
+/// How often the store tries what it could not read: its patience is counted in these.
+const AGAIN_EVERY: Duration = Duration::from_secs(1);
 
 /// A table's entrance, and who reads it.
 struct TableEnds {
@@ -108,6 +110,8 @@ pub struct Running {
     ages_max: Arc<AtomicU64>,
     /// By which time records are judged.
     ages: Arc<Mutex<Ages>>,
+    /// The store keeps what a configuration that was tried wants as well.
+    bounds_are_loose: bool,
     /// Parts that were asked to end and have not yet.
     ending: Vec<AbortOnDropHandle<()>>,
 }
@@ -147,7 +151,8 @@ pub fn start_patiently(
     if let Some(last) = durable_time.micros() {
         clock.resume(last);
     }
-    let ages = Ages::resumed(kept_ahead(Path::new(&document.store.path)), clock.now());
+    let kept = kept_ahead(Path::new(&document.store.path));
+    let ages = Ages::resumed(&kept, clock.now(), longest_age(&document));
     let bound = document.gateway.wait_for_clock.duration();
     let wait = Arc::new(ClockWait::begin(&store, &clock, bound, Machine::read));
     let waiting = wait.clone().run(clock.clone(), store.clone());
@@ -175,6 +180,7 @@ pub fn start_patiently(
         _waiting: AbortOnDropHandle::new(tokio::spawn(waiting)),
         ages_max: Arc::default(),
         ages: Arc::new(Mutex::new(ages)),
+        bounds_are_loose: false,
         ending: Vec::new(),
     };
     running.raise();
@@ -225,6 +231,7 @@ impl Running {
         let bytes_max = document.store.max_bytes.get().max(self.document.store.max_bytes.get());
         let laid_out =
             in_time(self.store.relayout(build::layout_of_both(&before, layout), bytes_max)).await;
+        self.bounds_are_loose = true;
         if laid_out.is_ok() {
             self.wait.set_bound(document.gateway.wait_for_clock.duration());
             self.document = Arc::new(document);
@@ -236,12 +243,20 @@ impl Running {
     }
 
     /// From now on the store keeps what the configuration that runs wants, and no more.
-    pub async fn hold_bounds(&self) {
+    pub async fn hold_bounds(&mut self) {
         let (layout, bytes_max) =
             (build::layout(&self.document), self.document.store.max_bytes.get());
-        if let Err(error) = in_time(self.store.relayout(layout, bytes_max)).await {
-            tracing::warn!(%error, "what the configuration before kept is kept until the next change");
+        match in_time(self.store.relayout(layout, bytes_max)).await {
+            Ok(()) => self.bounds_are_loose = false,
+            Err(error) => {
+                tracing::warn!(%error, "what the configuration before kept is kept a while longer");
+            }
         }
+    }
+
+    /// Whether the store keeps more than the configuration wants: [`Running::hold_bounds`] is due.
+    pub fn bounds_are_loose(&self) -> bool {
+        self.bounds_are_loose
     }
 
     /// Ends the parts that `document` does not want as they are; returns their names.
@@ -397,13 +412,15 @@ impl Running {
         }
         let (store, clock) = (self.store.clone(), self.around.clock.clone());
         let (ages_max, ages) = (self.ages_max.clone(), self.ages.clone());
-        let folder = PathBuf::from(&self.document.store.path);
+        let (folder, status) = (PathBuf::from(&self.document.store.path), self.status.clone());
         let task = tokio::spawn(async move {
             let mut commit = tokio::time::interval(every.duration());
             let mut expire = tokio::time::interval(EXPIRE_EVERY);
+            let mut again = tokio::time::interval(AGAIN_EVERY);
             loop {
                 tokio::select! {
                     _ = commit.tick() => store.flush(),
+                    _ = again.tick() => store.try_again(),
                     _ = expire.tick() => {
                         let longest = Duration::from_secs(ages_max.load(Ordering::Relaxed));
                         let now = clock.now();
@@ -417,6 +434,7 @@ impl Running {
                             keep_step(folder.clone(), ahead).await;
                         }
                         store.expire(by);
+                        status.look_for_losses();
                     }
                 }
             }

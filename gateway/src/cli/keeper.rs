@@ -107,6 +107,7 @@ async fn flushes(store: &Store) -> std::convert::Infallible {
     loop {
         tokio::time::sleep(FLUSH_EVERY).await;
         store.flush();
+        store.try_again();
     }
 }
 

@@ -52,9 +52,10 @@ pub(super) async fn started(
     let mut waiting: Option<Waiting> = None;
     let mut backoff = Backoff::new(PAUSES.0, PAUSES.1, seed("store"));
     let mut files = FileWatch::new(path);
-    let begun = Instant::now();
+    // Since when the device has given no answer.
+    let mut unanswered: Option<Instant> = None;
     loop {
-        let patiently = begun.elapsed() < PATIENCE;
+        let patiently = unanswered.is_none_or(|since| since.elapsed() < PATIENCE);
         let error = match start_patiently(boot.document.clone(), around.clone(), patiently) {
             Ok(running) => {
                 if let Some(waiting) = waiting {
@@ -69,6 +70,8 @@ pub(super) async fn started(
                 return Err(TEMPORARY);
             }
             Err(StartError::Store(error)) => {
+                let since = unanswered.unwrap_or_else(Instant::now);
+                unanswered = error.is_unanswered().then_some(since);
                 let folder = Path::new(&boot.document.store.path);
                 in_the_way(folder).map_or_else(|| error.to_string(), |file| no_folder(folder, file))
             }
@@ -100,6 +103,7 @@ pub(super) async fn started(
         };
         if changed {
             backoff.reset();
+            unanswered = None;
             boot = reread(path, boot, &mut waiting).await;
         }
     }

@@ -19,43 +19,61 @@ const STEP_MIN: i64 = 60_000_000;
 #[derive(Debug, Default)]
 pub struct Ages {
     last: Option<(i64, Instant)>,
-    /// How far the clock was set forward, until when.
-    ahead: i64,
-    until: Option<Instant>,
+    /// Steps forward that still count, in the order in which they came.
+    steps: Vec<Step>,
 }
 
-/// A step forward that still counts, as it is kept over a restart.
+/// A step forward, and what is left of it.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    by: i64,
+    /// When it was seen, by the clock as it was after it.
+    seen: i64,
+    until: Instant,
+}
+
+/// Steps that count at the same time; beyond, the oldest two become one.
+const STEPS_MAX: usize = 32;
+
+/// A step forward that still counts, as it is kept over a restart. Times are microseconds since 1970 UTC by the clock
+/// after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ahead {
     /// By how many microseconds the clock was set forward.
     pub by_us: i64,
-    /// Until when by that clock, microseconds since 1970 UTC.
+    /// When it was seen.
+    pub seen_us: i64,
+    /// Until when it counts.
     pub until_us: i64,
 }
 
 impl Ages {
-    /// As they were when the process ended before this one; the clock says `now`. A clock that has gone back since
-    /// knows no step.
-    pub fn resumed(kept: Option<Ahead>, now: i64) -> Self {
-        let left = kept.filter(|kept| kept.by_us > 0).and_then(|kept| {
-            let left =
-                u64::try_from(kept.until_us.saturating_sub(now)).ok().filter(|left| *left > 0)?;
-            Some((kept.by_us, Instant::now().checked_add(Duration::from_micros(left))?))
+    /// As they were when the process ended before this one; the clock says `now`, and no record may be older than
+    /// `longest`. Where the clock is behind a step that was seen, it has gone back meanwhile, and there is none.
+    pub fn resumed(kept: &[Ahead], now: i64, longest: Duration) -> Self {
+        let is_valid = |step: &&Ahead| step.by_us > 0 && step.seen_us <= now && now < step.until_us;
+        let steps = kept.iter().filter(is_valid).filter_map(|step| {
+            let left = u64::try_from(step.until_us.saturating_sub(now)).ok()?;
+            let until = Instant::now().checked_add(Duration::from_micros(left).min(longest))?;
+            Some(Step { by: step.by_us, seen: step.seen_us, until })
         });
-        let (ahead, until) = left.map_or((0, None), |(ahead, until)| (ahead, Some(until)));
-        Ages { last: None, ahead, until }
+        Ages { last: None, steps: steps.collect() }
     }
 
     /// By how many microseconds the clock was set forward, as far as it still counts.
     pub fn step(&self) -> i64 {
-        self.ahead
+        self.steps.iter().fold(0, |sum, step| sum.saturating_add(step.by))
     }
 
-    /// What of a step still counts, where the clock says `now`.
-    pub fn ahead(&self, now: i64) -> Option<Ahead> {
-        let left = self.until?.saturating_duration_since(Instant::now());
-        let until_us = now.saturating_add(i64::try_from(left.as_micros()).unwrap_or(i64::MAX));
-        (self.ahead > 0).then_some(Ahead { by_us: self.ahead, until_us })
+    /// What of each step still counts, where the clock says `now`.
+    pub fn ahead(&self, now: i64) -> Vec<Ahead> {
+        let instant = Instant::now();
+        let kept = self.steps.iter().map(|step| {
+            let left = step.until.saturating_duration_since(instant).as_micros();
+            let until_us = now.saturating_add(i64::try_from(left).unwrap_or(i64::MAX));
+            Ahead { by_us: step.by, seen_us: step.seen, until_us }
+        });
+        kept.collect()
     }
 
     /// The time that records' times are compared with, where the clock says `now`; `longest` is the
@@ -66,17 +84,35 @@ impl Ages {
             let passed = i64::try_from((instant - then).as_micros()).unwrap_or(i64::MAX);
             let step = now.saturating_sub(before).saturating_sub(passed);
             if step > STEP_MIN {
-                self.ahead = self.ahead.saturating_add(step);
-                self.until = instant.checked_add(longest);
                 tracing::info!(by_s = step / 1_000_000, "the clock was set forward: ages wait");
+                let until = instant.checked_add(longest);
+                self.steps.extend(until.map(|until| Step { by: step, seen: now, until }));
+                self.join_oldest();
             } else if step < -STEP_MIN {
-                self.ahead = self.ahead.saturating_add(step).max(0);
+                self.take_back(step.saturating_neg(), now);
             }
         }
-        if self.until.is_some_and(|until| instant >= until) {
-            (self.ahead, self.until) = (0, None);
+        self.steps.retain(|step| instant < step.until);
+        now.saturating_sub(self.step())
+    }
+
+    /// The clock was set back: what it was set forward last is undone first.
+    fn take_back(&mut self, mut by: i64, now: i64) {
+        for step in self.steps.iter_mut().rev() {
+            let taken = by.min(step.by);
+            (step.by, by) = (step.by - taken, by - taken);
+            step.seen = step.seen.min(now);
         }
-        now.saturating_sub(self.ahead)
+        self.steps.retain(|step| step.by > 0);
+    }
+
+    fn join_oldest(&mut self) {
+        if self.steps.len() > STEPS_MAX {
+            let oldest = self.steps.remove(0);
+            if let Some(next) = self.steps.first_mut() {
+                next.by = next.by.saturating_add(oldest.by);
+            }
+        }
     }
 }
 
@@ -125,20 +161,36 @@ mod tests {
         let longest = Duration::from_secs(1_000);
         let (mut ages, now) = (Ages::default(), DAY);
         ages.judge(now, longest);
-        assert_eq!(ages.ahead(now), None);
+        assert_eq!(ages.ahead(now), []);
         let now = now + 5 * DAY;
         assert_eq!(ages.judge(now, longest), DAY);
         tokio::time::advance(Duration::from_secs(400)).await;
         let kept = ages.ahead(now + 400 * SECOND);
-        let by_hand = Ahead { by_us: 5 * DAY, until_us: now + 1_000 * SECOND };
-        assert_eq!(kept, Some(by_hand));
+        let by_hand = Ahead { by_us: 5 * DAY, seen_us: now, until_us: now + 1_000 * SECOND };
+        assert_eq!(kept, [by_hand]);
         // Ten minutes later, of which five were spent off.
-        let mut ages = Ages::resumed(kept, now + 700 * SECOND);
+        let mut ages = Ages::resumed(&kept, now + 700 * SECOND, longest);
         assert_eq!(ages.judge(now + 700 * SECOND, longest), DAY + 700 * SECOND);
         tokio::time::advance(Duration::from_mins(5)).await;
         assert_eq!(ages.judge(now + 1_000 * SECOND, longest), now + 1_000 * SECOND);
-        assert_eq!(Ages::resumed(kept, now + 1_000 * SECOND).ahead, 0, "it is over");
-        assert_eq!(Ages::resumed(None, now).ahead, 0);
+        assert_eq!(Ages::resumed(&kept, now + 1_000 * SECOND, longest).step(), 0, "it is over");
+        // The clock was set right while the process was off.
+        assert_eq!(Ages::resumed(&kept, now - 4 * DAY, longest).step(), 0);
+        assert_eq!(Ages::resumed(&[], now, longest).step(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f11_steps_end_one_after_the_other() {
+        let longest = Duration::from_hours(7 * 24);
+        let (mut ages, mut now) = (Ages::default(), 1_000 * DAY);
+        ages.judge(now, longest);
+        // Each day the clock is set forward by half a day, for three weeks.
+        for day in 1..=21 {
+            tokio::time::advance(Duration::from_hours(12)).await;
+            now += DAY;
+            ages.judge(now, longest);
+            assert!(ages.step() <= 7 * DAY, "{day}: {}", ages.step() / SECOND);
+        }
     }
 
     #[tokio::test(start_paused = true)]

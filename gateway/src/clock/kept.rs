@@ -1,4 +1,4 @@
-//! The step of the clock that still counts, in a file beside the store: a restart must not make records older.
+//! The steps of the clock that still count, in a file beside the store: a restart must not make records older.
 
 use std::fs;
 use std::io;
@@ -11,27 +11,29 @@ fn path(store: &Path) -> PathBuf {
     store.join("config/clock-ahead.json")
 }
 
-/// The step that was kept. Where the file cannot be read there is none: ages are those that the clock says.
-pub fn read(store: &Path) -> Option<Ahead> {
-    let text = fs::read(path(store)).ok()?;
+/// The steps that were kept. Where the file cannot be read there is none: ages are those that the clock says.
+pub fn read(store: &Path) -> Vec<Ahead> {
+    let Ok(text) = fs::read(path(store)) else {
+        return Vec::new();
+    };
     let kept = serde_json::from_slice(&text);
-    kept.inspect_err(
-        |error| tracing::error!(%error, "a step of the clock that was kept cannot be read"),
-    )
-    .ok()
+    kept.unwrap_or_else(|error| {
+        tracing::error!(%error, "steps of the clock that were kept cannot be read");
+        Vec::new()
+    })
 }
 
-/// Keeps a step, or that there is none. Blocks on the disk.
-pub fn write(store: &Path, ahead: Option<Ahead>) -> io::Result<()> {
+/// Keeps steps, or that there are none. Blocks on the disk.
+pub fn write(store: &Path, ahead: &[Ahead]) -> io::Result<()> {
     let path = path(store);
-    let Some(ahead) = ahead else {
+    if ahead.is_empty() {
         return match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         };
-    };
+    }
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    Staged::write(&path, serde_json::to_string(&ahead)?.as_bytes(), 0o600)?.publish()
+    Staged::write(&path, serde_json::to_string(ahead)?.as_bytes(), 0o600)?.publish()
 }

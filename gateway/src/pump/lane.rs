@@ -112,6 +112,11 @@ impl Lane {
         self.rows.drain(..self.held_upto(position));
     }
 
+    /// Every record up to here is settled, whatever notices wait before.
+    pub(super) fn passed(&self) -> u64 {
+        self.cursor.max(self.elsewhere)
+    }
+
     /// Notices of gaps wait from `position` on, before the cursor; the records up to that are settled.
     pub(super) fn step_back(&mut self, position: u64) {
         self.elsewhere = self.elsewhere.max(self.cursor);

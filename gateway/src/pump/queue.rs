@@ -198,7 +198,7 @@ impl Queue {
             return Ok(());
         };
         // Lanes of which the backlog is settled here, and not yet durably so, are not begun again.
-        self.split_due = lanes.split <= self.main.cursor;
+        self.split_due = lanes.split <= self.main.passed();
         Ok(())
     }
 
@@ -217,7 +217,7 @@ impl Queue {
                 live.step_back(cursor);
                 self.main.cursor = self.main.upto.unwrap_or(cursor);
             }
-            (None, Some(lanes)) if lanes.split > self.main.cursor.max(cursor) => {
+            (None, Some(lanes)) if lanes.split > self.main.passed().max(cursor) => {
                 self.live = Some(Lane::new(lanes.live.max(lanes.split), None));
                 self.main.upto = Some(lanes.split);
                 // It may hold rows that are the live lane's now.

@@ -30,15 +30,20 @@ impl Losses {
         Losses { seen: Mutex::new(seen) }
     }
 
-    /// The alarm of a sink that loses records now, or has a short while ago.
-    pub(super) fn alarm(&self, sink: &str, backlog: &Backlog) -> Option<web::Reason> {
-        let (now, count) = (Instant::now(), count(backlog));
+    /// Looks whether a sink has lost something since the last time; when it last did.
+    fn look(&self, sink: &str, backlog: &Backlog) -> Option<Instant> {
+        let count = count(backlog);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let (known, at) = seen.entry(sink.to_owned()).or_default();
         if std::mem::replace(known, count) < count {
-            *at = Some(now);
+            *at = Some(Instant::now());
         }
-        at.filter(|at| now.duration_since(*at) < STANDS)?;
+        *at
+    }
+
+    /// The alarm of a sink that loses records now, or has a short while ago.
+    fn alarm(&self, sink: &str, backlog: &Backlog) -> Option<web::Reason> {
+        self.look(sink, backlog).filter(|at| at.elapsed() < STANDS)?;
         let mut lost = hops::dropped(backlog);
         lost.extend(
             (backlog.rejected > 0)
@@ -56,6 +61,13 @@ pub(super) fn count(backlog: &Backlog) -> u64 {
 }
 
 impl GatewayStatus {
+    /// Looks which sinks have lost something, so that it is known when, whoever asks for it later.
+    pub fn look_for_losses(&self) {
+        for sink in self.store.sinks() {
+            self.losses.look(&sink, &self.store.backlog(&sink));
+        }
+    }
+
     /// What a person should look at of a sink.
     pub(super) fn sink_alarms(&self, sink: &SinkView) -> Vec<web::Reason> {
         let backlog = self.store.backlog(&sink.name);

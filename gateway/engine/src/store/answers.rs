@@ -2,7 +2,7 @@
 //!
 //! What is given out is durable, or is in memory because nothing can be written. While a frame is
 //! being written, what was taken behind it is neither, and most questions wait. So do those for rows that
-//! cannot be read now: they are tried again with each flush. Changes nothing.
+//! cannot be read now: they are tried again when it is time for that. Changes nothing.
 
 use super::book::Side;
 use super::border::{StoreError, Verified};
@@ -24,7 +24,9 @@ impl Committer {
             return self.answer(ask);
         }
         if let Some(ask) = self.answer_beside(ask) {
-            self.deferred.retain(|ask| !ask.is_abandoned());
+            let is_again = |ask: &Ask| matches!(ask, Ask::Again);
+            self.deferred
+                .retain(|other| !(other.is_abandoned() || is_again(other) && is_again(&ask)));
             self.deferred.push(ask);
         }
     }
@@ -32,11 +34,13 @@ impl Committer {
     /// Gives the question back that cannot be answered while a frame is being written and the next
     /// one made. Durable rows of an outbox can, unless what stands at its front is not durable.
     fn answer_beside(&mut self, ask: Ask) -> Option<Ask> {
-        let Ask::Next { sink, after, max_rows, max_bytes, reply } = ask else {
+        let Ask::Next { sink, after, max_rows, max_bytes, delivers, reply } = ask else {
             return Some(ask);
         };
-        let back =
-            |reply| Some(Ask::Next { sink: sink.clone(), after, max_rows, max_bytes, reply });
+        let back = |reply| {
+            let sink = sink.clone();
+            Some(Ask::Next { sink, after, max_rows, max_bytes, delivers, reply })
+        };
         let (Some(state), Some(shown)) = (self.state.sinks.get(&sink), self.shown.sinks.get(&sink))
         else {
             return back(reply);
@@ -45,7 +49,7 @@ impl Committer {
             return back(reply);
         }
         let before = self.book.durable_end(Side::Outbox, &sink);
-        let span = Span { after, before, max_rows, max_bytes };
+        let span = Span { after, before, max_rows, max_bytes, delivers };
         let read = outbox::read(&mut self.book, &sink, state, span);
         let Some(rows) = read.ok().filter(|(rows, _)| !rows.is_empty()) else {
             return back(reply);
@@ -59,20 +63,20 @@ impl Committer {
     /// sees it counted.
     pub(super) fn answer(&mut self, ask: Ask) {
         match ask {
-            Ask::Next { sink, after, max_rows, max_bytes, reply } => {
+            Ask::Next { sink, after, max_rows, max_bytes, delivers, reply } => {
                 let read = match self.state.sinks.get(&sink) {
                     Some(state) => {
-                        let span = Span { after, before: None, max_rows, max_bytes };
+                        let span = Span { after, before: None, max_rows, max_bytes, delivers };
                         outbox::read(&mut self.book, &sink, state, span)
                     }
                     None => Ok((vec![], after)),
                 };
                 self.shared.show(self.figures());
-                match read {
-                    Ok(rows) => answer(reply, Ok(rows)),
-                    Err(_) => {
-                        self.unanswered.push(Ask::Next { sink, after, max_rows, max_bytes, reply });
-                    }
+                if let Ok(rows) = read {
+                    answer(reply, Ok(rows));
+                } else {
+                    let ask = Ask::Next { sink, after, max_rows, max_bytes, delivers, reply };
+                    self.unanswered.push(ask);
                 }
             }
             Ask::States { stream, reply } => {
@@ -89,6 +93,7 @@ impl Committer {
                 }
             }
             Ask::Alive { reply } => answer(reply, Ok(())),
+            Ask::Again => self.answer_again(),
             Ask::Rejected { sink, limit, reply } => {
                 let letters = self.book.letters.get(&sink);
                 let newest = letters.into_iter().flat_map(|l| l.keys().rev().take(limit).copied());
@@ -110,9 +115,10 @@ impl Committer {
         }
     }
 
-    /// Tries what could not be read, with a flush.
-    pub(super) fn answer_again(&mut self) {
-        let is_dead = self.stats.stalled.is_some() && !self.book.unread.stalls;
+    /// Tries what could not be read.
+    fn answer_again(&mut self) {
+        let stops = self.stats.stalled.is_some();
+        let is_dead = stops && !self.book.unread.stalls && !self.want.stalls;
         self.book.unread.look(is_dead);
         for ask in std::mem::take(&mut self.unanswered) {
             if !ask.is_abandoned() {

@@ -4,6 +4,7 @@
 //! are kept, the oldest goes first, and on a full disk they go before anything that the store holds. The
 //! newest ring and the newest tree stay until then, however large they are. Knows no file's meaning.
 
+use std::collections::VecDeque;
 use std::io;
 
 use super::disk::Disk;
@@ -32,6 +33,11 @@ fn kept(disk: &dyn Disk) -> io::Result<Vec<(u32, String)>> {
     let mut found: Vec<_> = names.filter_map(|name| Some((number(&name)?, name))).collect();
     found.sort();
     Ok(found)
+}
+
+/// The names of the files that were moved aside, the oldest first; none where that cannot be told.
+pub(super) fn names(disk: &dyn Disk) -> VecDeque<String> {
+    kept(disk).unwrap_or_default().into_iter().map(|(_, name)| name).collect()
 }
 
 /// Lets the oldest go until the bounds of a store of `max_bytes` are held; gives the bytes that stay. One that

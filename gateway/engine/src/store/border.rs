@@ -464,6 +464,14 @@ pub enum StoreError {
         /// What stood in the way.
         reason: String,
     },
+    /// The device gives no answer for a part of what is stored. It may later; see [`StoreOptions::impatient`].
+    #[error("{} cannot be read: {reason}", .path.display())]
+    Unanswered {
+        /// The file.
+        path: PathBuf,
+        /// The system's word.
+        reason: String,
+    },
     /// The file was written by a later version.
     #[error("{} has format {found}; this version reads up to {known}", .path.display())]
     NewerFormat {
@@ -524,5 +532,16 @@ impl Future for Ticket {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(context).map(|answer| answer.unwrap_or(Err(StoreError::Closed)))
+    }
+}
+
+impl StoreError {
+    /// Whether the device gave no answer when the store was opened.
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            StoreError::Unanswered { .. } => true,
+            StoreError::Io { source, .. } => super::unread::is_of_device(source),
+            _ => false,
+        }
     }
 }

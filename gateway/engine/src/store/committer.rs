@@ -289,7 +289,6 @@ impl Committer {
             self.keep_room();
         }
         if flush {
-            self.answer_again();
             self.look_for_room();
             self.book.slim();
             self.compact_sometimes();

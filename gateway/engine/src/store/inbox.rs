@@ -302,6 +302,14 @@ impl Shared {
         Ok(())
     }
 
+    pub(super) fn try_again(&self) {
+        let mut inbox = lock(&self.inbox);
+        if !inbox.close && !inbox.asks.iter().any(|ask| matches!(ask, Ask::Again)) {
+            inbox.asks.push(Ask::Again);
+            self.rouse(&mut inbox);
+        }
+    }
+
     pub(super) fn flush(&self) {
         let mut inbox = lock(&self.inbox);
         inbox.flush = true;

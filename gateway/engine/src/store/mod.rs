@@ -146,7 +146,10 @@ impl Store {
     ) -> Result<(Store, Recovery), StoreError> {
         let path = disk.path(files::TREE);
         let mut opened = recovery::open(disk, options, &layout)?;
-        if !only_looks {
+        if only_looks {
+            opened.book.unread.is_never_patient = options.impatient;
+        } else {
+            opened.book.unread = unread::Unread::default();
             opened.book.files.aside_bytes = aside::bound(&**disk, options.max_bytes);
         }
         let recovery = opened.recovery.clone();
@@ -204,6 +207,12 @@ impl Store {
     /// nothing waits. Does not block.
     pub fn flush(&self) {
         self.shared.flush();
+    }
+
+    /// Tries what could not be read again, if it is due; the caller's timer calls this every second, which is what
+    /// patience is counted in. Does not block.
+    pub fn try_again(&self) {
+        self.shared.try_again();
     }
 
     /// The progress that a stream committed last, or `None` for a new stream. Its states are read with
@@ -287,8 +296,9 @@ impl Store {
                 },
             }
             let sink = name.clone();
-            let (rows, seen) =
-                self.ask(|reply| Ask::Next { sink, after, max_rows, max_bytes, reply }).await?;
+            let delivers = true;
+            let next = |reply| Ask::Next { sink, after, max_rows, max_bytes, delivers, reply };
+            let (rows, seen) = self.ask(next).await?;
             if !rows.is_empty() {
                 return Ok(rows);
             }
@@ -309,8 +319,9 @@ impl Store {
         let mut after = after;
         while self.shared.state().sinks.get(sink).is_some_and(|sink| sink.next - 1 > after) {
             let sink = name.clone();
-            let (rows, seen) =
-                self.ask(|reply| Ask::Next { sink, after, max_rows, max_bytes, reply }).await?;
+            let delivers = false;
+            let next = |reply| Ask::Next { sink, after, max_rows, max_bytes, delivers, reply };
+            let (rows, seen) = self.ask(next).await?;
             if !rows.is_empty() || seen <= after {
                 return Ok(rows);
             }

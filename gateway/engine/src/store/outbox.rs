@@ -267,7 +267,8 @@ pub(super) fn reject(
     let in_live = state.lanes.is_some_and(|lanes| position > lanes.split);
     let mark = if in_live { settle_live } else { settle };
     mark(book, sink, state, position - 1, Fate::DeliveredBeside)?;
-    let span = Span { after: position - 1, before: None, max_rows: 1, max_bytes: 0 };
+    let (after, before, delivers) = (position - 1, None, false);
+    let span = Span { after, before, max_rows: 1, max_bytes: 0, delivers };
     let (rows, _) = read(book, sink, state, span)?;
     if let Some(row) = rows.first().filter(|row| row.position == position && row.gap.is_none()) {
         letters::add(book, sink, state, row, reason);
@@ -309,7 +310,8 @@ pub(super) fn is_full(layout: &SinkLayout, records: u64, bytes: u64) -> bool {
         && (bytes >= layout.max_bytes || layout.max_records.is_some_and(|max| records >= max))
 }
 
-/// Drops the oldest rows until `excess` is gone, or [`GONE_BYTES_MAX`]. After an error nothing has changed.
+/// Drops the oldest rows until `excess` is gone, or [`GONE_BYTES_MAX`], or up to what cannot be read now. An error
+/// means that nothing was dropped for that.
 pub(super) fn drop_oldest(
     book: &mut Book,
     sink: &str,
@@ -319,22 +321,29 @@ pub(super) fn drop_oldest(
     if excess.records == 0 && excess.bytes == 0 {
         return Ok(());
     }
-    let (mut upto, mut bytes, mut records) = (state.next - 1, 0_u64, 0_u64);
-    for_each_open(book, sink, state, state.cursor, |row| {
+    let (mut upto, mut bytes, mut records) = (state.cursor, 0_u64, 0_u64);
+    let looked = for_each_open(book, sink, state, state.cursor, |row| {
         bytes += weight(row);
         records += u64::from(row.gap.is_none());
+        upto = row.position;
         let is_enough = bytes >= excess.bytes && records >= excess.records;
         if is_enough || bytes >= GONE_BYTES_MAX {
-            upto = row.position;
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
-    })?;
+    });
+    let is_enough = bytes >= GONE_BYTES_MAX || (bytes >= excess.bytes && records >= excess.records);
+    match looked {
+        Err(trouble) if records == 0 => return Err(trouble),
+        Ok(()) if !is_enough => upto = state.next - 1,
+        _ => {}
+    }
     settle(book, sink, state, upto, Fate::Gone(GapReason::Dropped))
 }
 
 /// Drops rows from the front that were made before `limit`, up to [`GONE_BYTES_MAX`]. A younger row in front of an older one
-/// keeps it: order is never traded for age. Notices do not age. After an error nothing has changed.
+/// keeps it: order is never traded for age. Notices do not age. An error means that nothing was dropped, because
+/// it cannot be read now.
 pub(super) fn expire(
     book: &mut Book,
     sink: &str,
@@ -345,20 +354,27 @@ pub(super) fn expire(
     if state.records() == 0 || is_young {
         return Ok(());
     }
-    let (mut upto, mut bytes, mut records) = (state.next - 1, 0_u64, 0_u64);
-    for_each_open(book, sink, state, state.cursor, |row| {
+    let (mut upto, mut bytes, mut records) = (state.cursor, 0_u64, 0_u64);
+    let mut ends = false;
+    let looked = for_each_open(book, sink, state, state.cursor, |row| {
         if row.gap.is_none() && row.created >= limit {
-            upto = row.position - 1;
+            (upto, ends) = (row.position - 1, true);
             return ControlFlow::Break(());
         }
         bytes += weight(row);
         records += u64::from(row.gap.is_none());
+        upto = row.position;
         if bytes >= GONE_BYTES_MAX {
-            upto = row.position;
+            ends = true;
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
-    })?;
+    });
+    match looked {
+        Err(trouble) if records == 0 => return Err(trouble),
+        Ok(()) if !ends => upto = state.next - 1,
+        _ => {}
+    }
     if records > 0 {
         settle(book, sink, state, upto, Fate::Gone(GapReason::Expired))?;
     }
@@ -380,6 +396,8 @@ pub(super) struct Span {
     pub(super) max_rows: usize,
     /// Bytes of bodies after the first.
     pub(super) max_bytes: usize,
+    /// Who reads delivers them: notices among them are told by that.
+    pub(super) delivers: bool,
 }
 
 /// Reads rows of a span. Returns them with the position up to which everything has been looked at. An error
@@ -390,7 +408,7 @@ pub(super) fn read(
     state: &SinkState,
     span: Span,
 ) -> Result<(Vec<OutboxRow>, u64), Trouble> {
-    let Span { after, before, max_rows, max_bytes } = span;
+    let Span { after, before, max_rows, max_bytes, delivers } = span;
     let end = before.unwrap_or(u64::MAX).min(state.next);
     let mut rows: Vec<OutboxRow> = Vec::new();
     let mut bytes = 0_usize;
@@ -421,7 +439,7 @@ pub(super) fn read(
     }
     let looked_at = if more { holes.expected } else { holes.expected.max(end) };
     holes.count(book, sink, state, looked_at);
-    if let Some(last) = rows.last() {
+    if let Some(last) = rows.last().filter(|_| delivers) {
         // Notices at the front may be all that there is, without a piece.
         let queue = book.outboxes.entry(Arc::from(sink)).or_default();
         queue.given = queue.given.max(last.position);

@@ -90,6 +90,7 @@ impl Committer {
     fn stall(&mut self, trouble: &Trouble) {
         self.want.stalls = matches!(trouble, Trouble::Full(_));
         self.book.unread.stalls = matches!(trouble, Trouble::Unread(_));
+        self.book.unread.is_dead = matches!(trouble, Trouble::Io(_));
         if self.stats.stalled.replace(trouble.text().to_owned()).is_none() {
             self.note_stall(Some(self.state.meta.epoch));
         }

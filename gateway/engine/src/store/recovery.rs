@@ -12,7 +12,7 @@ mod rings;
 mod salvage;
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -80,19 +80,24 @@ pub(super) fn open(
     layout: &Layout,
 ) -> Result<Opened, StoreError> {
     check_names(layout)?;
+    // What this start moves aside itself stays: it is the only copy of it.
+    let mut aside = aside::names(&**disk);
     loop {
         let opened = open_as_it_is(disk, options, layout);
         let is_full = matches!(&opened, Err(StoreError::Io { source, .. }) if is_no_room(source));
-        if !is_full || !give_way(&**disk) {
+        if !is_full || !give_way(&**disk, &mut aside) {
             return opened;
         }
     }
 }
 
-/// Removes what nobody needs for the store to open; `false` where there is nothing of it.
-fn give_way(disk: &dyn Disk) -> bool {
-    if aside::give_way(disk).is_some() {
-        return true;
+/// Removes what nobody needs for the store to open, the first of `aside` first; `false` where there is nothing of it.
+fn give_way(disk: &dyn Disk, aside: &mut VecDeque<String>) -> bool {
+    while let Some(name) = aside.pop_front() {
+        if disk.remove(&name).is_ok() {
+            tracing::warn!(name, "the disk is full: a damaged file is removed to open the store");
+            return true;
+        }
     }
     let gives =
         disk.length(RESERVE).is_ok_and(|length| length.is_some()) && disk.remove(RESERVE).is_ok();
@@ -174,6 +179,9 @@ impl Opening<'_> {
         if matches!(trouble, Trouble::Full(_)) {
             let source = Arc::new(io::Error::new(io::ErrorKind::StorageFull, reason));
             return StoreError::Io { path, source };
+        }
+        if matches!(trouble, Trouble::Io(_) | Trouble::Unread(_)) {
+            return StoreError::Unanswered { path, reason };
         }
         StoreError::Unreadable { path, reason }
     }
@@ -270,7 +278,7 @@ impl Opening<'_> {
     ) -> Result<(), StoreError> {
         if book.unread.refused.get() {
             let (path, reason) = (self.disk.path(RING), "a part of it cannot be read".to_owned());
-            return Err(StoreError::Unreadable { path, reason });
+            return Err(StoreError::Unanswered { path, reason });
         }
         // The newest frame may have been there.
         if self.unread_blocks > 0 && !clean {

@@ -416,13 +416,17 @@ impl Transaction<'_> {
         let frees =
             |name: &Arc<str>| !is_pinned || outboxes.get(name).is_some_and(Queue::is_shelved);
         let sinks = self.state.sinks.iter_mut();
-        let largest = sinks
+        let mut largest: Vec<_> = sinks
             .filter(|(name, sink)| sink.records() > 0 && frees(name))
             .filter_map(|(name, sink)| Some((gives(name)?, name, sink)))
-            .min_by_key(|(priority, _, sink)| (*priority, std::cmp::Reverse(sink.bytes)));
-        if let Some((_, name, sink)) = largest {
+            .collect();
+        largest.sort_by_key(|(priority, _, sink)| (*priority, std::cmp::Reverse(sink.bytes)));
+        // The first one whose rows can be read.
+        for (_, name, sink) in largest {
             let excess = Room { records: 1, bytes: over.min(sink.bytes) };
-            return later(name, &outbox::drop_oldest(self.book, name, sink, excess));
+            if later(name, &outbox::drop_oldest(self.book, name, sink, excess)) {
+                return true;
+            }
         }
         may && !is_pinned && self.drop_log()
     }

@@ -3,7 +3,7 @@
 //! eMMC and USB sticks reset themselves and answer nothing for seconds, and a process may have no file left
 //! to open. Who reads waits then. It is tried again more and more seldom, because a bad sector may take seconds to say
 //! so, in which the store does nothing else. Only what the device itself refuses counts as damage, and only after
-//! [`PATIENCE`] flushes. Knows no file and no value.
+//! [`PATIENCE`] looks, of which one comes each second. Knows no file, no value and no clock.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -13,18 +13,24 @@ use rustix::io::Errno;
 
 use super::book::Place;
 
-/// Flushes with reads that get no answer, after which they count as damage: a minute, where one comes each
-/// second.
+/// Looks with reads that get no answer, after which they count as damage: a minute.
 pub(super) const PATIENCE: u32 = 60;
-/// Flushes without any after which patience begins anew.
+/// Looks without any after which patience begins anew.
 const QUIET: u32 = 60;
-/// Flushes between two tries at most.
+/// Looks between two tries at most.
 const TRY_EVERY: u32 = 32;
 
-/// Whether this process or the system is short of something, which passes and says nothing of what is stored.
+/// Whether this process or the system is short of something, or may not do it, which says nothing of what is stored.
 fn is_shortage(error: &io::Error) -> bool {
-    use io::ErrorKind::{Interrupted, OutOfMemory, PermissionDenied, WouldBlock};
-    matches!(error.kind(), Interrupted | OutOfMemory | PermissionDenied | WouldBlock)
+    use io::ErrorKind as Kind;
+    let is_of_memory =
+        matches!(error.kind(), Kind::Interrupted | Kind::OutOfMemory | Kind::WouldBlock);
+    let is_of_writing = matches!(
+        error.kind(),
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem | Kind::StorageFull | Kind::QuotaExceeded
+    );
+    is_of_memory
+        || is_of_writing
         || matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
@@ -39,21 +45,26 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), NotFound | UnexpectedEof | InvalidInput)
 }
 
-/// For how long reads have got no answer, in flushes.
+/// For how long reads have got no answer, in looks.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each answers a question of its own")]
 pub(super) struct Unread {
-    /// What the last one was told, until reads have been answered for a flush.
+    /// What the last one was told, until none was met between two looks.
     pub(super) why: Option<String>,
-    /// Since the last flush there was one.
+    /// Since the last look there was one.
     met: bool,
-    /// What is not to be read before another flush.
+    /// What is not to be read before another look.
     waits: BTreeSet<Place>,
-    /// Flushes since the first of these.
+    /// Looks since the first of these.
     since: u32,
     /// Those of them in which the device took writes.
     without: u32,
-    /// Flushes since the last of these.
+    /// Looks since the last of these.
     quiet: u32,
+    /// Patience never begins anew: nothing that counts as damaged is noted.
+    pub(super) is_never_patient: bool,
+    /// The device takes no writes either.
+    pub(super) is_dead: bool,
     /// What stands in the way of writing is that something cannot be read.
     pub(super) stalls: bool,
     /// A read of the start got no answer, and its value does not count as damaged.
@@ -80,6 +91,7 @@ impl Unread {
     pub(super) fn try_again(&mut self) {
         self.waits.clear();
         self.since = 0;
+        self.is_dead = false;
     }
 
     /// Whether nothing was refused lately.
@@ -102,7 +114,7 @@ impl Unread {
             tracing::error!(why, "what is stored cannot be read");
             self.why = Some(why.to_owned());
         }
-        self.without >= PATIENCE
+        self.without >= PATIENCE && !self.is_dead
     }
 
     /// The same for a read of the start, which is told of its end.
@@ -114,16 +126,15 @@ impl Unread {
         gives_up
     }
 
-    /// Counts, at each flush. While `is_dead`, the device takes no writes either, and nothing that is given up
+    /// Counts, each second. While `is_dead`, the device takes no writes either, and nothing that is given up
     /// would be noted: patience does not end.
     pub(super) fn look(&mut self, is_dead: bool) {
+        self.is_dead = is_dead;
         if std::mem::take(&mut self.met) || !self.waits.is_empty() {
             self.quiet = 0;
             self.since = self.since.saturating_add(1);
-            if !is_dead || self.without >= PATIENCE {
-                self.without = self.without.saturating_add(1);
-            }
-            if self.without == PATIENCE {
+            self.without = self.without.saturating_add(u32::from(!is_dead));
+            if self.without == PATIENCE && !is_dead {
                 tracing::error!(
                     why = self.why,
                     "what cannot be read counts as damaged from here on"
@@ -140,7 +151,7 @@ impl Unread {
             tracing::info!("what is stored can be read again");
         }
         self.quiet = self.quiet.saturating_add(1);
-        if self.quiet >= QUIET {
+        if self.quiet >= QUIET && !self.is_never_patient {
             self.without = 0;
         }
     }
@@ -197,5 +208,13 @@ mod tests {
             assert!(!unread.meets(&error(Errno::IO)));
             unread.look(true);
         }
+        // Nor where a bad sector has used it up before.
+        for _ in 0..=PATIENCE {
+            unread.meets(&error(Errno::IO));
+            unread.look(false);
+        }
+        assert!(unread.meets(&error(Errno::IO)));
+        unread.look(true);
+        assert!(!unread.meets(&error(Errno::IO)));
     }
 }

@@ -21,6 +21,8 @@ pub(super) enum Ask {
         after: u64,
         max_rows: usize,
         max_bytes: usize,
+        /// Who asks delivers them.
+        delivers: bool,
         /// Rows, and the position up to which everything has been looked at.
         reply: Reply<(Vec<OutboxRow>, u64)>,
     },
@@ -42,6 +44,8 @@ pub(super) enum Ask {
     Alive {
         reply: Reply<()>,
     },
+    /// What could not be read is tried again, if it is due.
+    Again,
     /// Whether everything stored passes its check.
     Verify {
         reply: Reply<Verified>,
@@ -61,6 +65,7 @@ impl Ask {
             Ask::States { reply, .. } => answer(reply, Err(reason.clone())),
             Ask::Rejected { reply, .. } => answer(reply, Err(reason.clone())),
             Ask::Alive { reply } => answer(reply, Err(reason.clone())),
+            Ask::Again => {}
             Ask::Verify { reply } => answer(reply, Err(reason.clone())),
             Ask::Compact { reply } => answer(reply, Err(reason.clone())),
         }
@@ -74,6 +79,7 @@ impl Ask {
             Ask::States { reply, .. } => reply.is_closed(),
             Ask::Rejected { reply, .. } => reply.is_closed(),
             Ask::Alive { reply } => reply.is_closed(),
+            Ask::Again => false,
             Ask::Verify { reply } => reply.is_closed(),
             Ask::Compact { reply } => reply.is_closed(),
         }

@@ -5,6 +5,7 @@
 use super::super::border::StoreError;
 use super::super::identity::{IDENTITY, Judgement};
 use super::super::state::State;
+use super::super::unread::is_of_device;
 use super::{EPOCH, Opening};
 
 impl Opening<'_> {
@@ -81,7 +82,10 @@ impl Opening<'_> {
 
     /// Takes an epoch above every one that this folder has seen, and notes it durably first.
     pub(super) fn next_epoch(&self, known: u64) -> Result<u64, StoreError> {
-        let noted = self.disk.read(EPOCH).map_err(|error| self.error(EPOCH, error))?;
+        let noted = match self.disk.read(EPOCH) {
+            Err(error) if self.options.impatient && is_of_device(&error) => None,
+            noted => noted.map_err(|error| self.error(EPOCH, error))?,
+        };
         let noted = noted.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.trim().parse().ok());
         let epoch = self.options.epoch_hint.max(noted.unwrap_or(0).max(known).saturating_add(1));
         self.disk

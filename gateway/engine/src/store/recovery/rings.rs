@@ -96,7 +96,13 @@ impl Opening<'_> {
         });
         let found = found.map_err(|error| self.error(RING, error))?;
         if !lost.is_empty() {
-            let block = vec![0; usize::try_from(BLOCK).unwrap_or(4096)];
+            let mut block = vec![0; usize::try_from(BLOCK).unwrap_or(4096)];
+            // One that answers now says that the device was away for a moment: all of it is read again.
+            if lost.iter().any(|at| ring.read(*at, &mut block).is_ok()) {
+                let (path, reason) = (self.disk.path(RING), "a part of it was away".to_owned());
+                return Err(StoreError::Unanswered { path, reason });
+            }
+            block.fill(0);
             let mended = lost.iter().try_for_each(|at| ring.write(*at, &block));
             let mended = mended.and_then(|()| ring.sync_data());
             tracing::error!(

@@ -437,7 +437,12 @@ impl Disk for FakeDisk {
 
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         self.step(false)?;
-        Ok(self.file(name).map(|file| file.lock().unwrap().cache.clone()))
+        let Some(file) = self.file(name) else { return Ok(None) };
+        let file = file.lock().unwrap();
+        if !file.unread.is_empty() {
+            return Err(io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()));
+        }
+        Ok(Some(file.cache.clone()))
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
