@@ -295,10 +295,7 @@ impl Store {
                     return Err(StoreError::Unknown(format!("sink {name}")));
                 },
             }
-            let sink = name.clone();
-            let delivers = true;
-            let next = |reply| Ask::Next { sink, after, max_rows, max_bytes, delivers, reply };
-            let (rows, seen) = self.ask(next).await?;
+            let (rows, seen) = self.read(&name, after, (max_rows, max_bytes), true).await?;
             if !rows.is_empty() {
                 return Ok(rows);
             }
@@ -318,10 +315,7 @@ impl Store {
         let name: Arc<str> = Arc::from(sink);
         let mut after = after;
         while self.shared.state().sinks.get(sink).is_some_and(|sink| sink.next - 1 > after) {
-            let sink = name.clone();
-            let delivers = false;
-            let next = |reply| Ask::Next { sink, after, max_rows, max_bytes, delivers, reply };
-            let (rows, seen) = self.ask(next).await?;
+            let (rows, seen) = self.read(&name, after, (max_rows, max_bytes), false).await?;
             if !rows.is_empty() || seen <= after {
                 return Ok(rows);
             }
@@ -508,6 +502,18 @@ impl Store {
         let name = self.shared.sink_name(sink)?;
         self.shared.order(Order { name, what: what(reply) })?;
         answer.await.unwrap_or_else(|_| Err(self.shared.ended()))
+    }
+
+    /// Rows of a sink, and the position up to which everything has been looked at.
+    async fn read(
+        &self,
+        sink: &Arc<str>,
+        after: u64,
+        (max_rows, max_bytes): (usize, usize),
+        delivers: bool,
+    ) -> Result<(Vec<OutboxRow>, u64), StoreError> {
+        let sink = sink.clone();
+        self.ask(|reply| Ask::Next { sink, after, max_rows, max_bytes, delivers, reply }).await
     }
 
     async fn ask<T>(&self, ask: impl FnOnce(Reply<T>) -> Ask) -> Result<T, StoreError> {

@@ -3,6 +3,12 @@
 use super::*;
 use crate::store::Lanes;
 
+/// The usual layout, with so many records for sink `a` at most.
+fn at_most(max_records: u64) -> Layout {
+    let bounded = SinkLayout { max_records: Some(max_records), ..sink("a") };
+    Layout { sinks: vec![bounded, sink("b")], ..layout() }
+}
+
 fn seqs(rows: &[OutboxRow]) -> Vec<u64> {
     rows.iter().map(|row| row.seq).collect()
 }
@@ -46,9 +52,7 @@ async fn p10_a_live_lane_passes_the_backlog_and_both_end_as_one() {
 #[tokio::test]
 async fn what_a_bound_drops_of_a_backlog_ends_its_lane() {
     let disk = FakeDisk::default();
-    let bounded = SinkLayout { max_records: Some(6), ..sink("a") };
-    let layout = Layout { sinks: vec![bounded, sink("b")], ..layout() };
-    let (store, _) = open_with(&disk, &options(), layout).unwrap();
+    let (store, _) = open_with(&disk, &options(), at_most(6)).unwrap();
     put(&store, "a", 0..4).await;
     store.split("a").await.unwrap();
     put(&store, "a", 4..6).await;
@@ -72,9 +76,7 @@ async fn what_a_bound_drops_of_a_backlog_ends_its_lane() {
 #[tokio::test]
 async fn p07_a_notice_is_told_where_not_all_that_it_stands_for_was_under_way() {
     let disk = FakeDisk::default();
-    let bounded = SinkLayout { max_records: Some(4), ..sink("a") };
-    let layout = Layout { sinks: vec![bounded, sink("b")], ..layout() };
-    let (store, _) = open_with(&disk, &options(), layout).unwrap();
+    let (store, _) = open_with(&disk, &options(), at_most(4)).unwrap();
     let other = OutboxRows { stream: "other".into(), ..results("a", 0..1, 1) };
     let outbox = vec![other, results("a", 0..3, 1)];
     commit(&store, Commit { outbox, ..Commit::default() }).await.unwrap();
@@ -126,9 +128,7 @@ async fn p07_notices_alone_are_passed_one_after_the_other() {
 #[tokio::test]
 async fn p07_a_notice_of_a_backlog_is_told_whatever_its_live_lane_delivers() {
     let disk = FakeDisk::default();
-    let bounded = SinkLayout { max_records: Some(6), ..sink("a") };
-    let layout = Layout { sinks: vec![bounded, sink("b")], ..layout() };
-    let (store, _) = open_with(&disk, &options(), layout).unwrap();
+    let (store, _) = open_with(&disk, &options(), at_most(6)).unwrap();
     put(&store, "a", 0..4).await;
     store.split("a").await.unwrap();
     put(&store, "a", 4..6).await;
