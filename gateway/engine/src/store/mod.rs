@@ -8,7 +8,7 @@
 //! which a `writer` thread may write while the next is made; `persist` sees that it lands, `answers` to those who ask; `room` has
 //! `fold` move what stays to a `shelf`, `checkpoint` notes it in a redb tree. `recovery` starts from
 //! whatever is there (`identity`: and whether it is a copy), `replay` takes up the frames, `reconcile` what is missing, `upgrade` an older format.
-//! `compact` gives room in the tree back, `overlay` is a folder that is only looked at.
+//! `damage` counts what failed its check, `unread` is patient with what cannot be read now, `compact` gives room in the tree back, `overlay` is a folder that is only looked at.
 
 mod answers;
 mod aside;
